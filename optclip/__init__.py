@@ -17,7 +17,7 @@ Index::
     Responses, norms    responses, norms
     Published methods   recipes: agc, adagc, zclip, autoclip, spam, ...
     Wrappers            skip, with_history, with_error_feedback, with_periodic_reset,
-                        clip_after, clip_before
+                        clip_after, clip_before, constrain
     Monitoring          metrics, history, summary, explain, suggest, plot
     Private training    per_example: clipped_grad, clipped_sum, norms, aggregate
     Backward pass       clip_cotangent, with_clipped_cotangent, cotangent_probe
@@ -74,6 +74,7 @@ from ._transforms._clipping import (
 )
 from ._wrappers._clip_after import clip_after
 from ._wrappers._clip_before import clip_before
+from ._wrappers._constrain import constrain
 from ._wrappers._error_feedback import with_error_feedback
 from ._wrappers._periodic_reset import with_periodic_reset
 from ._wrappers._skip import skip
@@ -101,6 +102,7 @@ __all__ = [
     "clip_by_spectral_norm",
     "clip_by_value",
     "clip_cotangent",
+    "constrain",
     "cotangent_probe",
     "explain",
     "find_heads",

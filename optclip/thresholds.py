@@ -19,6 +19,7 @@ an int32 scalar that starts at 0 and also counts non-finite steps.
 rule                 threshold                             published as
 ==================== ===================================== =============================
 `relative_to_params` a fraction of the parameters' norm    AGC
+`initial_norm`       the parameters' norm at the first step Hyperball
 `previous_norm`      scales by the previous step's norm
 `quantile`           a quantile of the last norms          AutoClip
 `mean_plus_std`      mean + k deviations of the last norms Levanter
@@ -35,6 +36,7 @@ rule                 threshold                             published as
 from ._thresholds._bounds import Bounds, bounds
 from ._thresholds._element_rules import ema_of_max, moment, second_moment
 from ._thresholds._ema import ema
+from ._thresholds._initial_norm import initial_norm
 from ._thresholds._mean_over_rms import mean_over_rms
 from ._thresholds._mean_plus_std import mean_plus_std
 from ._thresholds._of_gradients import of_gradients
@@ -51,6 +53,7 @@ __all__ = [
     "bounds",
     "ema",
     "ema_of_max",
+    "initial_norm",
     "mean_over_rms",
     "mean_plus_std",
     "moment",

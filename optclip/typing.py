@@ -25,7 +25,7 @@ name                 meaning
 `CotangentRecord`    the record of `clip_cotangent` in a backward pass
 `SkipState`          the state of `skip`, with its `SkipRecord`; other wrappers have
                      `HistoryState`, `ErrorFeedbackState`, `PeriodicResetState`,
-                     `ClipAfterState`
+                     `ClipAfterState`, `ConstrainState`
 ==================== ===============================================================
 
 Type checkers do not check the contents of pytrees.
@@ -67,6 +67,7 @@ from ._typing._states import (
     ClipAfterState,
     ClipRecord,
     ClipState,
+    ConstrainState,
     CotangentRecord,
     ErrorFeedbackState,
     HistoryState,
@@ -81,6 +82,7 @@ __all__ = [
     "ClipOptions",
     "ClipRecord",
     "ClipState",
+    "ConstrainState",
     "CotangentOptions",
     "CotangentRecord",
     "ErrorFeedbackState",

@@ -11,6 +11,7 @@ import optax
 
 from .._arrays import _leaves, _memory, _validate
 from .._arrays._held import Held
+from .._arrays._new_parameters import applied, update_to
 from .._arrays._types import LeafLike, Number, PyTree
 from .._clip import scale
 from .._thresholds import Named
@@ -165,9 +166,7 @@ def _clipped(
 def _difference(update: LeafLike, param: LeafLike, factor: jax.Array) -> jax.Array:
     """Return the update that leads to `factor * (param + update)`."""
     u, p = jnp.asarray(update), jnp.asarray(param)
-    wide = _leaves.widen(p) + _leaves.widen(u)
-    new = scale(wide, factor, wide)
-    difference = _leaves.narrow(new - _leaves.widen(p), u)
+    wide = applied(p, u)
     # A factor of 1 returns the update itself: adding and subtracting the parameter
     # would round it.
-    return jnp.where(factor == 1, u, difference)
+    return jnp.where(factor == 1, u, update_to(scale(wide, factor, wide), p, u))

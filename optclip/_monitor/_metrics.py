@@ -16,6 +16,7 @@ from .._typing import (
     ClipAfterState,
     ClipRecord,
     ClipState,
+    ConstrainState,
     ErrorFeedbackState,
     PeriodicResetState,
     PyTree,
@@ -201,6 +202,7 @@ def metrics_of(
 # States that may hold several transformations, or one beside the parameters.
 _WITH_FIELDS = (
     ClipAfterState,
+    ConstrainState,
     ErrorFeedbackState,
     PeriodicResetState,
     optax.contrib.SAMState,

@@ -22,6 +22,7 @@ from ._states import (
     ClipAfterState,
     ClipRecord,
     ClipState,
+    ConstrainState,
     CotangentRecord,
     ErrorFeedbackState,
     HistoryState,

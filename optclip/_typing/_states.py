@@ -178,3 +178,15 @@ class ClipAfterState(NamedTuple):
 
     after_inner: PyTree
     after_clip: PyTree
+
+
+class ConstrainState(NamedTuple):
+    """Store the states of `constrain`.
+
+    Attributes:
+      constrain_inner: The state of the wrapped optimizer.
+      constrain_clip: The state of the transformation that clips the parameters.
+    """
+
+    constrain_inner: PyTree
+    constrain_clip: PyTree

@@ -1,6 +1,7 @@
 """Wrappers of an optimizer or a clipping transformation, one per file."""
 
 from ._clip_after import clip_after
+from ._constrain import constrain
 from ._error_feedback import with_error_feedback
 from ._inner import transformation
 from ._periodic_reset import with_periodic_reset

@@ -280,6 +280,7 @@ PAIR = "the tuple that clip_before's init.*"
                 (optclip.with_periodic_reset(FIXED), "PeriodicResetState"),
                 (optclip.skip(FIXED), "SkipState"),
                 (optclip.clip_after(FIXED, FIXED), "ClipAfterState"),
+                (optclip.constrain(FIXED, FIXED), "ConstrainState"),
             )
         ),
         (BY_LOSS, optclip.skip(FIXED), V, "state` must be .* skip with max_loss, got"),

@@ -41,6 +41,9 @@ TXS = {
     "reset": optclip.with_periodic_reset(
         optclip.clip_by_global_norm(thresholds.zscore(max_norm=2.0)), 2
     ),
+    "constrain": optclip.constrain(
+        optclip.clip_by_norm(1.0), optclip.clip_by_norm(thresholds.initial_norm())
+    ),
     "error feedback": optclip.with_error_feedback(optclip.clip_by_value(1.0)),
 }
 

@@ -47,6 +47,9 @@ WRAPPED = {
     "masked": optax.masked(SKIP, {"w": True, "b": False}),
     "inject": optax.inject_hyperparams(optclip.clip_by_norm)(max_norm=2.0),
     "clip_after": optclip.clip_after(optax.adam(1e-3), optclip.clip_by_norm(1.0)),
+    "constrain": optclip.constrain(
+        optax.adam(1e-3), optclip.clip_by_norm(thresholds.initial_norm())
+    ),
     "feedback": optclip.with_error_feedback(optclip.clip_by_norm(1.0)),
     "reset": optclip.with_periodic_reset(SKIP, 10),
     "history": optclip.with_history(SKIP, 3),

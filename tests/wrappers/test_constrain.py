@@ -1,0 +1,246 @@
+"""Test parameters clipped after an optimizer's step, against NumPy in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import P
+from jax.experimental.sparse import BCOO
+from jax.sharding import AxisType, NamedSharding
+
+import optclip
+from optclip import thresholds
+from tests.support import helpers, oracles
+
+RNG = functools.partial(np.random.default_rng, 7)
+KEEP_NORM = optclip.clip_by(
+    thresholds.initial_norm(), over="leaf", response="normalize", name="weights"
+)
+COLUMNS = optclip.axes(0)
+
+
+def stepped(tx, params, grads, state=None):
+    """Return the parameters and the state after one step."""
+    state = tx.init(params) if state is None else state
+    updates, state = helpers.quick_jit(tx.update)(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def by_column(norm_to):
+    """Map the norm of each column, as Keras's constraints do without their epsilon."""
+
+    def oracle(x):
+        norm = np.linalg.norm(x, axis=0, keepdims=True)
+        return x * np.where(norm > 0, norm_to(norm) / np.where(norm > 0, norm, 1), 1)
+
+    return oracle
+
+
+def towards_band(norm, high):
+    """MinMaxNorm with min_value=1 and rate=0.3."""
+    size = jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
+    return 0.7 + 0.3 * jnp.clip(size, 1.0, high) / size
+
+
+CONSTRAINTS = {
+    "MaxNorm": (
+        optclip.clip_by(2.0, over=COLUMNS),
+        by_column(lambda n: np.minimum(n, 2)),
+    ),
+    "UnitNorm": (
+        optclip.clip_by(1.0, over=COLUMNS, response="normalize"),
+        by_column(np.ones_like),
+    ),
+    "MinMaxNorm": (
+        optclip.clip_by(2.0, over=COLUMNS, response=optclip.responses.band(0.5)),
+        by_column(lambda n: np.clip(n, 1, 2)),
+    ),
+    "MinMaxNorm(rate=0.3)": (
+        optclip.clip_by(2.0, over=COLUMNS, response=towards_band),
+        by_column(lambda n: 0.7 * n + 0.3 * np.clip(n, 1, 2)),
+    ),
+    "NonNeg": (
+        optclip.clip_by_value(lower=0.0, upper=np.inf),
+        lambda x: np.maximum(x, 0),
+    ),
+    "WGAN": (optclip.clip_by_value(0.5), lambda x: np.clip(x, -0.5, 0.5)),
+    "spectral cap": (
+        optclip.clip_by_singular_value(1.5),
+        lambda x: oracles.by_singular_value(x, 1.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_new_parameters_meet_constraint(name):
+    """Column norms are from 0.5 to 4, one is 0; `tests/integration` compares Keras."""
+    clip, oracle = CONSTRAINTS[name]
+    params, grads = RNG().normal(size=(2, 6, 5)).astype(np.float32)
+    params *= np.float32([0.2, 0.4, 1, 2, 0])
+    grads *= np.float32([0.1, 0.1, 0.1, 0.1, 0])
+    tx = optclip.constrain(optax.sgd(0.1), clip)
+    new, state = stepped(tx, params, grads)
+    plain = np.float64(params) - 0.1 * np.float64(grads)
+    assert not np.allclose(plain, oracle(plain), rtol=1e-3)
+    np.testing.assert_allclose(new, oracle(plain), rtol=1e-6, atol=2e-6)
+    # A step without a gradient changes only what the first one had to round.
+    same, _ = stepped(tx, new, np.zeros_like(grads), state)
+    if name not in ("MinMaxNorm(rate=0.3)", "spectral cap"):
+        np.testing.assert_allclose(same, new, rtol=2.5e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_unchanged_parameters_get_update_of_inner_bit_for_bit(dtype):
+    rng = RNG()
+    params = jnp.asarray(rng.normal(size=(64,)), dtype)
+    grads = jnp.asarray(rng.normal(size=(64,)), dtype)
+    inner = optax.sgd(0.1, momentum=0.9)
+    tx = optclip.constrain(inner, optclip.clip_by_value(1.0))
+    expected, _ = helpers.quick_jit(inner.update)(grads, inner.init(params), params)
+    updates, _ = helpers.quick_jit(tx.update)(grads, tx.init(params), params)
+    assert updates.dtype == expected.dtype
+    plain = np.float64(params) + np.float64(expected)
+    is_inside = np.abs(plain) <= 1
+    assert 0 < is_inside.sum() < 64
+    helpers.assert_identical(updates[is_inside], expected[is_inside])
+    new = np.float64(optax.apply_updates(params, updates))
+    eps = float(jnp.finfo(dtype).eps)
+    larger = np.maximum(np.abs(np.float64(params)), np.abs(np.clip(plain, -1, 1)))
+    assert np.all(np.abs(new - np.clip(plain, -1, 1)) <= eps * larger)
+
+
+def test_rounding_error_heals_in_next_step():
+    tx = optclip.constrain(optax.sgd(0.1), optclip.clip_by_value(0.01))
+    params = 3 * RNG().normal(size=64).astype(np.float32)
+    errors = []
+    state = None
+    for _ in range(3):
+        params, state = stepped(tx, params, np.zeros(64, np.float32), state)
+        bounded = np.clip(np.float64(params), -np.float32(0.01), np.float32(0.01))
+        errors.append(np.max(np.abs(np.float64(params) - bounded)))
+    assert 0 < errors[0] <= 9 * np.finfo("float32").eps
+    assert errors[-1] == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nonfinite_parameters_get_update_of_inner_and_teach_nothing(bad):
+    rule = thresholds.quantile(0.5, window=4)
+    tx = optclip.constrain(optax.sgd(1.0), optclip.clip_by_norm(rule))
+    params = {"a": np.ones(3, np.float32), "b": np.ones(2, np.float32)}
+    grads = {"a": np.float32([bad, 1, 1]), "b": np.float32([-9, -9])}
+    _, before = stepped(tx, params, jax.tree.map(np.zeros_like, params))
+    updates, after = helpers.quick_jit(tx.update)(grads, before, params)
+    helpers.assert_identical(updates["a"], -grads["a"])
+    assert np.all(updates["b"] < 9)
+    old, new = (
+        jax.tree.leaves(state.constrain_clip.clip_memory)[0]
+        for state in (before, after)
+    )
+    assert (old != new).any(axis=1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        optclip.clip_by_norm(1.0, nonfinite="zero"),
+        optclip.clip_by(1.0, response="drop"),
+        optclip.clip_by(1.0, response=optclip.responses.detached("drop")),
+        optax.chain(optclip.clip_by_norm(1.0, nonfinite="zero"), optax.identity()),
+        optax.masked(optclip.clip_by_norm(1.0, nonfinite="zero"), True),
+        optclip.skip(optax.identity()),
+    ],
+)
+def test_clip_that_zeroes_is_rejected(clip):
+    with pytest.raises(
+        ValueError, match=r"`clip` must not have .* set parameters to 0"
+    ):
+        optclip.constrain(optax.sgd(1.0), clip)
+
+
+def test_call_without_parameters_or_with_sparse_gradient_is_rejected():
+    tx = optclip.constrain(optax.identity(), optclip.clip_by_norm(1.0))
+    params = np.ones((2, 2), np.float32)
+    with pytest.raises(ValueError, match="params` must be .*constrain clips, got None"):
+        tx.update(params, tx.init(params))
+    sparse = BCOO.fromdense(jnp.eye(2))
+    with pytest.raises(TypeError, match="must be dense, got a BCOO"):
+        tx.update(sparse, tx.init(params), params)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-6), ("bfloat16", 2e-4)])
+def test_initial_norm_does_not_drift(dtype, bound):
+    """Also with decay; without the constraint the norm changes by more than 1%."""
+    params = jnp.asarray(RNG().normal(size=(64, 32)), dtype)
+    first = np.linalg.norm(np.float64(params))
+    inner = optax.adamw(1e-2, weight_decay=0.1)
+
+    @helpers.quick_jit
+    def run(params):
+        def step(carry, i):
+            p, states, plain = carry
+            grads = jnp.sin(i + jnp.arange(p.size, dtype=p.dtype).reshape(p.shape))
+            u, state = tx.update(grads.astype(p.dtype), states[0], p)
+            v, other = inner.update(grads.astype(p.dtype), states[1], plain)
+            moved = optax.apply_updates(p, u), optax.apply_updates(plain, v)
+            return (moved[0], (state, other), moved[1]), None
+
+        states = tx.init(params), inner.init(params)
+        end, _ = jax.lax.scan(step, (params, states, params), jnp.arange(10_000.0))
+        return end[0], end[2]
+
+    tx = optclip.constrain(inner, KEEP_NORM)
+    kept, plain = (np.linalg.norm(np.float64(x)) for x in run(params))
+    assert abs(plain / first - 1) > 1e-2
+    assert abs(kept / first - 1) < bound
+
+
+def test_initial_norm_of_zero_does_not_constrain():
+    """A bias, or the second factor of LoRA, is 0 at the first step."""
+    tx = optclip.constrain(optax.sgd(1.0), KEEP_NORM)
+    params = {"b": np.zeros(2, np.float32), "w": np.float32([3, 4])}
+    grads = {"b": np.float32([-1, 2]), "w": np.float32([3, -4])}
+    new, state = stepped(tx, params, grads)
+    new, state = stepped(tx, new, grads, state)
+    np.testing.assert_array_equal(new["b"], [2, -4])
+    np.testing.assert_allclose(np.linalg.norm(new["w"]), 5, rtol=1e-6)
+
+
+def test_narrow_parameters_keep_dtype_under_apply_if_finite():
+    """Updates in float32 would break its `cond`."""
+    tx = optax.apply_if_finite(
+        optclip.constrain(optax.sgd(1.0), optclip.clip_by_norm(1.0)), 3
+    )
+    params = {"w": jnp.full(4, 2, jnp.bfloat16), "none": None}
+    grads = {"w": jnp.ones(4, jnp.bfloat16), "none": None}
+    new, _ = stepped(tx, params, grads)
+    np.testing.assert_allclose(np.float64(new["w"]), 0.5, rtol=4e-3)
+
+
+@pytest.mark.parametrize("mode", ["auto", "explicit", "shard_map"])
+def test_experts_of_stacked_leaf_are_constrained_on_mesh(mode):
+    """Each expert has its own norm, over an axis that the mesh splits."""
+    stack = RNG().normal(size=(4, 2, 6)).astype(np.float32)
+    kind = AxisType.Explicit if mode == "explicit" else AxisType.Auto
+    mesh, spec = (
+        jax.make_mesh((2,), ("data",), axis_types=(kind,)),
+        P(None, None, "data"),
+    )
+    options = {"axis_name": spec} if mode == "shard_map" else {}
+    clip = optclip.clip_by(2.0, over=optclip.axes((1, 2)), record=False, **options)
+    tx = optclip.constrain(optax.sgd(1.0), clip)
+
+    def step(params):
+        updates, _ = tx.update(0.1 * params, tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    if mode == "shard_map":
+        step = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec)
+    placed = jax.device_put(stack, NamedSharding(mesh, spec))
+    new = helpers.quick_jit(step)(placed)
+    plain = 0.9 * np.float64(stack)
+    norm = np.linalg.norm(plain.reshape(4, -1), axis=1)[:, None, None]
+    assert np.all(norm > 2)
+    np.testing.assert_allclose(new, 2 * plain / norm, rtol=2e-6)
