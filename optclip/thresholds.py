@@ -30,20 +30,26 @@ rule                 threshold                             published as
 `ema_of_max`         running average of each leaf's peak   Stable-SPAM's AdaClip
 `moment`             each element's running power mean     ACClip
 `of_gradients`       another rule, applied to gradients    ACClip
+`of`                 another rule, of one norm per leaf
+`scaled`             another rule, scaled and bounded
+`current`            the norm of this step
 ==================== ===================================== =============================
 """
 
 from ._thresholds._bounds import Bounds, bounds
+from ._thresholds._current import current
 from ._thresholds._element_rules import ema_of_max, moment, second_moment
 from ._thresholds._ema import ema
 from ._thresholds._initial_norm import initial_norm
 from ._thresholds._mean_over_rms import mean_over_rms
 from ._thresholds._mean_plus_std import mean_plus_std
+from ._thresholds._of import of
 from ._thresholds._of_gradients import of_gradients
 from ._thresholds._previous_norm import previous_norm
 from ._thresholds._quantile import quantile
 from ._thresholds._relative_to_params import relative_to_params
 from ._thresholds._rule import Rule, Seen
+from ._thresholds._scaled import scaled
 from ._thresholds._zscore import zscore
 
 __all__ = [
@@ -51,16 +57,19 @@ __all__ = [
     "Rule",
     "Seen",
     "bounds",
+    "current",
     "ema",
     "ema_of_max",
     "initial_norm",
     "mean_over_rms",
     "mean_plus_std",
     "moment",
+    "of",
     "of_gradients",
     "previous_norm",
     "quantile",
     "relative_to_params",
+    "scaled",
     "second_moment",
     "zscore",
 ]

@@ -146,9 +146,15 @@ def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -
     wanted = f"a finite number {'above 0' if above else 'of at least 0'}"
     wanted = wanted if most == np.inf else f"a number from 0 to {most}"
     if not is_number(value) or np.shape(value):
-        is_optimizer = isinstance(value, tuple) and hasattr(value, "update")
-        advice = "Clipping goes before it: optax.chain(clipping, optimizer)."
-        raise TypeError(must_be(name, wanted, value, advice if is_optimizer else ""))
+        advice = ""
+        if isinstance(value, tuple) and hasattr(value, "update"):
+            advice = "Clipping goes before it: optax.chain(clipping, optimizer)."
+        elif callable(value) and not isinstance(value, type):
+            advice = (
+                "For a schedule, build the transformation inside"
+                " optax.inject_hyperparams, which evaluates it in each step."
+            )
+        raise TypeError(must_be(name, wanted, value, advice))
     known = concrete(value)
     if known is None:
         return

@@ -7,6 +7,7 @@ memory. `_window` and `_running` hold the statistics that rules share.
 """
 
 from ._bounds import Bounds, bounds
+from ._current import current
 from ._element_rules import ema_of_max, moment, second_moment
 from ._ema import ema
 from ._fixed import Constant
@@ -19,9 +20,12 @@ from ._memory import (
     is_fixed,
     learned_thresholds,
 )
+from ._of import of
 from ._of_gradients import of_gradients
+from ._properties import couples_norms, is_stateless
 from ._quantile import quantile
-from ._relative_to_params import RelativeToParams, relative_to_params
+from ._relative_to_params import relative_to_params
 from ._rule import Rule, Seen, Threshold, ThresholdTree, is_rule
+from ._scaled import scaled
 from ._threshold_argument import Named, as_rules, one_rule, value_of
 from ._zscore import zscore

@@ -27,6 +27,7 @@ class MeanPlusStd:
     window: int
     warmup: int | None
     ddof: int
+    log: bool
 
     def __post_init__(self) -> None:
         _validate.plain("k", self.k)
@@ -34,6 +35,7 @@ class MeanPlusStd:
         if self.warmup is not None:
             object.__setattr__(self, "warmup", _validate.length("warmup", self.warmup))
         object.__setattr__(self, "ddof", _validate.length("ddof", self.ddof, least=0))
+        _validate.flag("log", self.log)
         if self._needed > self.window:
             wanted = (
                 f"at least {self._needed} with warmup={self.warmup} and"
@@ -58,12 +60,15 @@ class MeanPlusStd:
         memory = _window.with_integers(memory)
 
         def bound(ring: jax.Array, count: jax.Array) -> jax.Array:
+            if self.log:
+                # The memory holds the norms. A loss of at most 0 has no logarithm.
+                ring = jnp.log(jnp.maximum(ring, jnp.finfo(ring.dtype).tiny))
             mean, deviation = _mean_and_deviation(ring, count, self.ddof)
-            # After equal norms the deviation is 0. The minimum of 1e-6 of the mean
-            # avoids clipping rounding errors.
-            threshold = mean + as_like(self.k, mean) * jnp.maximum(
-                deviation, jnp.abs(mean) * 1e-6
-            )
+            # After equal norms the deviation is 0. The minimum of 1e-6 of the mean, or
+            # of a norm, avoids clipping rounding errors.
+            least = jnp.full_like(mean, 1e-6) if self.log else jnp.abs(mean) * 1e-6
+            threshold = mean + as_like(self.k, mean) * jnp.maximum(deviation, least)
+            threshold = jnp.exp(threshold) if self.log else threshold
             return jnp.where(
                 count >= self._needed,
                 threshold,
@@ -92,7 +97,12 @@ def _mean_and_deviation(
 
 
 def mean_plus_std(
-    k: Number = 3.0, window: int = 128, warmup: int | None = None, ddof: int = 0
+    k: Number = 3.0,
+    window: int = 128,
+    warmup: int | None = None,
+    ddof: int = 0,
+    *,
+    log: bool = False,
 ) -> MeanPlusStd:
     """Clip to the mean of past norms plus k standard deviations.
 
@@ -118,6 +128,9 @@ def mean_plus_std(
         least 2.
       ddof: Number subtracted from the divisor of the variance, as in NumPy; PyTorch
         uses 1.
+      log: Whether to use the logarithms: the threshold is then `exp(mean + k * std)`.
+        Norms vary by factors, and one outlier raises this threshold less. For losses,
+        only if they are above 0.
 
     Returns:
       A rule. The deviation is at least `1e-6 * mean`, so that rounding errors of equal
@@ -136,4 +149,4 @@ def mean_plus_std(
       Levanter (marin-community/levanter), `clip_update_by_historical_norm`, whose
       smallest deviation is 1e-6.
     """
-    return MeanPlusStd(k, window, warmup, ddof)
+    return MeanPlusStd(k, window, warmup, ddof, log)

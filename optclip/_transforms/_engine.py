@@ -165,7 +165,8 @@ class Engine:
             Entries.of(layout), self.clip.scope, itemized=self.is_itemized,
         )  # fmt: skip
         # Neither a memory nor a common decision may differ between devices.
-        if in_common or jax.tree.leaves(state.clip_memory):
+        is_common = in_common or self.rules.couple_norms
+        if is_common or jax.tree.leaves(state.clip_memory):
             check_axes_known(layout)
         count = as_count(state.clip_step)
         clip = self.clip.at(count)

@@ -30,12 +30,14 @@ from .._thresholds import (
     Constant,
     Context,
     Named,
-    RelativeToParams,
+    Rule,
     as_rules,
+    couples_norms,
     fixed_thresholds,
     init_memory,
     is_fixed,
     is_rule,
+    is_stateless,
     learned_thresholds,
 )
 from .._typing import ThresholdTree
@@ -54,8 +56,16 @@ class Rules:
     @property
     def are_stateless(self) -> bool:
         """Whether no threshold depends on the step count or on a memory."""
-        rules = jax.tree.leaves(self.by_argument, is_leaf=is_rule)
-        return all(isinstance(rule, (Constant, RelativeToParams)) for rule in rules)
+        return all(is_stateless(rule) for rule in self._rules)
+
+    @property
+    def couple_norms(self) -> bool:
+        """Whether a threshold without memory depends on other norms of its leaf."""
+        return any(couples_norms(rule) for rule in self._rules)
+
+    @property
+    def _rules(self) -> list[Rule]:
+        return jax.tree.leaves(self.by_argument, is_leaf=is_rule)
 
     @property
     def no_memory(self) -> list[PyTree]:

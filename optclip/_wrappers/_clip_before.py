@@ -21,6 +21,8 @@ def clip_before(
 
     The updates equal those from `optax.chain(clip, inner)`. Code that reads the
     optimizer's state by position, such as `opt_state[0].mu`, continues to work.
+    Threshold rules of `clip` receive the state of `inner` before the step as
+    `seen.extra["inner_state"]`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -62,7 +64,8 @@ def clip_before(
         )
         _check_state(state, inner_shapes, clip_shapes)
         inner_state = state[:-1] if _is_unpacked(inner_shapes) else state[0]
-        clipped, clip_state = first.update(updates, state[-1], params, **extra_args)
+        clip_args = extra_args | {"inner_state": inner_state}
+        clipped, clip_state = first.update(updates, state[-1], params, **clip_args)
         updates, inner_state = second.update(clipped, inner_state, params, **extra_args)
         return updates, _joined(inner_state, clip_state)
 

@@ -131,6 +131,8 @@ CALLS = {
     "Detached": ({"response": "hard"}, clip_with("response")),
     "detached": ({}, clip_with("response")),
     "of_gradients": ({"rule": thresholds.moment()}, use),
+    "of": ({"reduce": "max", "rule": 1.0}, use),
+    "scaled": ({"rule": 1.0}, use),
     "Bounds": ({"lower": -1.0, "upper": 1.0}, clip_with("threshold", over="element")),
     "bounds": ({"lower": -1.0, "upper": 1.0}, clip_with("threshold", over="element")),
     "clip_after": ({"inner": ADAM, "clip": CLIP}, use),
@@ -213,7 +215,10 @@ PATTERN = (3, T, "`{p}` must be the name of a module, or a pattern of paths such
 PATH = ((), V, "`{p}` must be a path such as 'attn/query/kernel', or a tuple of paths")
 # Names are arguments of all callables that have them, or `callable.argument`.
 ROUTED = [
-    (NONNEGATIVE, "absolute c count_noise eps gamma k low min_norm ratio relative"),
+    (
+        NONNEGATIVE,
+        "absolute c count_noise eps factor gamma k low min_norm ratio relative",
+    ),
     (NONNEGATIVE, "sigma theta weight_decay previous_norm.max_norm"),
     (POSITIVE, "alpha expected_batch_size high init_value learning_rate normalize_by"),
     (
@@ -230,16 +235,17 @@ ROUTED = [
     (LENGTH, "window mean_plus_std.warmup zscore.warmup recipes.zclip.warmup"),
     (THRESHOLD, "limit max_gradient max_growth max_logit max_norm max_rms max_value"),
     (THRESHOLD, "threshold"),
-    (BOUND, "lower upper"),
+    (BOUND, "lower upper scaled.low scaled.high"),
     (
         FLAG,
-        "by_group each_leaf exclude_zeros has_aux learn_skipped skip_spikes strict use_loss",
+        "by_group each_leaf exclude_zeros has_aux learn_skipped log skip_spikes strict"
+        " use_loss",
     ),
     (NO_FUNCTION, "function keep stacked transposed units.axis recipes.agc.axis"),
     (UNKNOWN, "clip method mode nonfinite part reduce sort_by start"),
     (AXIS, "axis"),
     (HEAD_AXIS, "Heads.axis find_heads.axis Heads.stacked find_heads.stacked"),
-    (RULE, "of_gradients.rule max_loss"),
+    (RULE, "of_gradients.rule of.rule scaled.rule max_loss"),
     (ARGNUMS, "argnums batch_argnums"),
     (PROJECTION, "query key"),
     (PATTERN, "find_heads.query find_heads.key"),
@@ -387,6 +393,7 @@ MESSAGES = {
         (True, T, "a number from 0 to 1, got True (bool)."),
         (ADAM, T, "Clipping goes before it: optax.chain(clipping, optimizer)."),
         (jnp.ones(3), T, "a number from 0 to 1, got Array([1., 1., 1.], dtype="),
+        (abs, T, "For a schedule, build the transformation inside optax.inject_hyper"),
         (-1.0, V, "a number from 0 to 1, got -1.0 (float)."),
         (math.nan, V, "a number from 0 to 1, got nan (float)."),
         (HUGE, V, "a number from 0 to 1, got an int beyond the largest float (int)."),

@@ -57,9 +57,9 @@ updates = jnp.array([3.0, 4.0])
 clipped, norm = copy.functional.clip_by_global_norm(updates, 1.0)
 assert jnp.allclose(clipped, updates / 5) and norm == 5
 
-names = {*thresholds.__all__} - {"Bounds", "Rule", "Seen", "of_gradients"}
+names = {*thresholds.__all__} - {"Bounds", "Rule", "Seen", "of", "of_gradients", "scaled"}
 rules = [getattr(thresholds, name)() for name in names]
-for rule in [*rules, thresholds.of_gradients(thresholds.ema()), copy.norms.Norm(3.0)]:
+for rule in [*rules, thresholds.of('max', thresholds.ema()), copy.norms.Norm(3.0)]:
     assert pickle.loads(pickle.dumps(rule)) == rule
 assert copy.norms.Norm.__module__ == "lab.third_party.optclip.norms"
 state = pickle.dumps(copy.clip_by_norm(thresholds.ema()).init(updates))

@@ -220,6 +220,21 @@ def test_clip_before_equals_chain_and_stores_inner_state_first(inner):
     assert optclip.metrics(state)["clip/rate"] == 1
 
 
+def test_clip_before_passes_state_of_optimizer_to_rule():
+    """Three times the root of Adam's second moment, before the step."""
+
+    def of_adam(seen, memory):
+        (adam,) = seen.extra["inner_state"]
+        return 3 * jnp.sqrt(adam.nu / (1 - 0.999**adam.count)), memory
+
+    clip = optclip.clip_by_value(UserRule((), of_adam))
+    tx = optclip.clip_before(optax.chain(optax.scale_by_adam()), clip)
+    one, inner = np.float32([1, 2]), optax.scale_by_adam()
+    _, adam = inner.update(one, inner.init(one))
+    _, after = tx.update(np.float32([-50, 1]), (adam, tx.init(one)[1]))
+    np.testing.assert_allclose(after[0].nu, [0.999e-3 + 9e-3, 4.996e-3], rtol=1e-4)
+
+
 FIXED, ADAM = optclip.clip_by_global_norm(1.0), optax.scale_by_adam()
 
 

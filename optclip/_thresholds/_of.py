@@ -1,0 +1,110 @@
+"""A rule for one statistic over the norms of each leaf."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from .._arrays import _collectives, _packed_state, _validate
+from .._arrays._types import PyTree
+from . import _learning
+from ._rule import Rule, Seen, Threshold, takes_vector
+from ._rule_results import checked_update
+from ._statistics import NAMES, Statistic, statistic
+from ._threshold_argument import one_rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Of:
+    """See `of`."""
+
+    reduce: Statistic
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reduce, str):
+            _validate.choice("reduce", self.reduce, NAMES)
+        else:
+            _validate.fraction("reduce", self.reduce)
+
+    def init(self, norm: PyTree) -> PyTree:
+        return self.rule.init(jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm))
+
+    def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
+        norm = self._of_leaves(seen.norm)
+        is_vector = takes_vector(self.rule) and jax.tree.structure(norm).num_leaves > 1
+
+        def packed(tree: PyTree) -> PyTree:
+            """Return a tree of numbers as one vector, if the rule takes vectors."""
+            if not is_vector:
+                return tree
+            return _packed_state.packed(tree, norm, is_like_params=False)
+
+        def unpacked(tree: PyTree) -> PyTree:
+            return _packed_state.unpacked(tree, norm) if is_vector else tree
+
+        inner = seen._replace(
+            norm=packed(norm),
+            finite=packed(jax.tree.map(_all, seen.finite)),
+            keep=lambda t: packed(self._of_leaves(seen.keep(unpacked(t)))),
+            measure=lambda tree, /, *, guarded=True: packed(
+                self._of_leaves(seen.measure(tree, guarded=guarded))
+            ),
+        )
+        old = packed(memory)
+        threshold, new = checked_update("threshold", self.rule, inner, old)
+        # The memory is chosen here too, since a leaf with one norm that is not finite
+        # has no statistic, and its other norms would teach.
+        teaching = _learning.teaches(self.rule, inner.norm, inner.finite)
+        return unpacked(threshold), unpacked(_learning.learned(teaching, new, old))
+
+    def _of_leaves(self, norms: PyTree) -> PyTree:
+        return jax.tree.map(functools.partial(statistic, self.reduce), norms)
+
+
+def _all(flags: jax.Array) -> jax.Array:
+    """Return whether all flags of a leaf are set, on all devices."""
+    if not flags.ndim:
+        return flags
+    return _collectives.largest((~flags).astype(jnp.float32)) <= 0
+
+
+def of(reduce: Statistic, rule: Threshold) -> Of:
+    """Apply a rule to one statistic over all norms of each leaf.
+
+    Where a scope has several norms per leaf, such as singular values, slices or
+    elements, other rules learn each of them separately. This one learns the statistic,
+    and the threshold applies to all norms of the leaf.
+
+    Example:
+      Limit singular values to the running median of the largest one:
+
+      >>> import jax.numpy as jnp, optclip
+      >>> largest = optclip.thresholds.of("max", optclip.thresholds.quantile(0.5))
+      >>> tx = optclip.clip_by_singular_value(largest)
+      >>> state = tx.init(jnp.zeros((2, 2)))
+      >>> for value in (2.0, 2.0, 8.0):
+      ...     clipped, state = tx.update(jnp.diag(jnp.array([value, 1.0])), state)
+      ...     print(clipped.diagonal().round(3))
+      [2. 1.]
+      [2. 1.]
+      [2. 1.]
+
+    Args:
+      reduce: `"max"`, `"mean"`, `"median"`, or the level of a quantile from 0 to 1,
+        interpolated linearly.
+      rule: The rule, number or optax schedule; `current()` is the statistic itself.
+
+    Returns:
+      A rule whose memory is that of `rule` for one norm per leaf. A leaf split over
+      devices has one statistic.
+
+    Edge cases:
+      - Stacked leaf: the statistic covers the norms of all its matrices.
+      - Leaf with a norm that is NaN or inf: does not teach.
+      - One norm per leaf, or for the tree: the same as `rule`.
+    """
+    return Of(reduce, one_rule("rule", rule))
