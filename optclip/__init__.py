@@ -17,7 +17,7 @@ Index::
     Responses, norms    responses, norms
     Published methods   recipes: agc, adagc, zclip, autoclip, spam, ...
     Wrappers            skip, with_history, with_error_feedback, with_periodic_reset,
-                        clip_after, clip_before, constrain
+                        clip_after, clip_before, constrain, carry_over
     Monitoring          metrics, history, summary, explain, suggest, plot
     Private training    per_example: clipped_grad, clipped_sum, norms, aggregate
     Backward pass       clip_cotangent, with_clipped_cotangent, cotangent_probe
@@ -72,6 +72,7 @@ from ._transforms._clipping import (
     clip_by_rms,
     clip_by_value,
 )
+from ._wrappers._carry_over import carry_over
 from ._wrappers._clip_after import clip_after
 from ._wrappers._clip_before import clip_before
 from ._wrappers._constrain import constrain
@@ -89,6 +90,7 @@ __all__ = [
     "Suggestion",
     "axes",
     "by_path",
+    "carry_over",
     "clip_after",
     "clip_attention_logits",
     "clip_before",

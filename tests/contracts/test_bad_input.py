@@ -137,6 +137,16 @@ CALLS = {
     "bounds": ({"lower": -1.0, "upper": 1.0}, clip_with("threshold", over="element")),
     "clip_after": ({"inner": ADAM, "clip": CLIP}, use),
     "clip_before": ({"inner": ADAM, "clip": CLIP}, use),
+    "carry_over": (
+        {
+            "tx": ADAM,
+            "params": TREE,
+            "state": ADAM.init(TREE),
+            "new_tx": ADAM,
+            "new_params": TREE,
+        },
+        use,
+    ),
     "constrain": ({"inner": ADAM, "clip": CLIP}, use),
     "skip": ({"inner": ADAM}, use),
     "with_error_feedback": ({"clip": CLIP}, use),
@@ -257,7 +267,7 @@ ROUTED = [
     (([3], T, "`blocks[0]` must be an optclip.norms.Block, got 3"), "blocks"),
     (
         (optax.adam, T, "`{p}` must be an optax transformation, got <function adam"),
-        "inner clip_after.clip clip_before.clip constrain.clip with_error_feedback.clip recipes.uclip.clip",
+        "inner tx new_tx clip_after.clip clip_before.clip constrain.clip with_error_feedback.clip recipes.uclip.clip",
     ),
     ((1, T, "`{p}` for the leaf 'a' must be True or"), "mask norm_mask clip_mask"),
     (("x", T, "`{p}` must be bools that"), "functional.max_attention_logit.mask"),

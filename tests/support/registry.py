@@ -467,6 +467,7 @@ OTHER_NAMES = {
     "explain": "test_explain.py",
     "clip_after": "test_wrappers.py",
     "clip_before": "test_wrappers.py",
+    "carry_over": "test_carry_over.py",
     "constrain": "test_constrain.py",
     "axes": "test_scopes.py",
     "by_path": "test_prefix.py",
