@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._arrays import _packed_state
+from .._arrays import _packed_state, _validate
 from .._arrays._packed_state import PerNorm
 from .._arrays._types import PyTree
 from .._typing import ClipState, HistoryState
@@ -73,6 +73,10 @@ def carry_over(
     old_init, new_init = (
         transformation(name, x).init for name, x in (("tx", tx), ("new_tx", new_tx))
     )
+    for name, tree in (("params", params), ("new_params", new_params)):
+        for x in jax.tree.leaves(tree):
+            if not (_is_array(x) or _validate.is_number(x)):
+                raise TypeError(_validate.must_be(name, "a tree of arrays", x))
     with _packed_state.noting_names() as names:
         expected = jax.eval_shape(lambda: old_init(_zeros(params)))
         fresh = new_init(new_params)
@@ -82,7 +86,7 @@ def carry_over(
 
 def _zeros(params: PyTree) -> PyTree:
     return jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype) if hasattr(x, "shape") else x, params
+        lambda x: jnp.zeros(x.shape, x.dtype) if _is_array(x) else x, params
     )
 
 

@@ -298,6 +298,11 @@ ROUTED = [
     ((np.ones(3, bool), V, "`{p}` must be an array of 2 bools"), "padding"),
     ((None, V, "`query` must be the name of a module"), "find_heads.params"),
     (({}, V, "`{p}` must be a tree with floating-point leaves"), "explain.params"),
+    (
+        ("x", T, "`{p}` must be a tree of arrays, got 'x'"),
+        "carry_over.params new_params",
+    ),
+    ((3, V, "`{p}` must have the structure of tx.init(params)"), "carry_over.state"),
     ((None, V, "must name leaves"), "functional.clip_attention_logits.params"),
     ((3, T, "`{p}` must be a str or a pathlib.Path"), "path"),
     (
