@@ -3,7 +3,8 @@
 `_matrix_scopes` selects the matrices of each leaf, and `_matrix_blocks` arranges them
 for `_matrix_algebra`. `_spectral_norm` measures the largest singular value, exactly or
 by `_power_iteration`. `_singular_values` measures and caps all of them, by a
-`_factorization` and a `_spectral_function`, or by `_newton_schulz` products.
+`_factorization` and a `_spectral_function`, or by the products of `_newton_schulz` and
+`_polar_factor`.
 `_clip_matrices` holds the pure functions, `_clip_matrices_transform` the optax
 transformations.
 """

@@ -85,11 +85,13 @@ def clip_by_singular_value(
       max_value: Threshold: a number, an array that broadcasts to the ascending singular
         values `(..., p)`, or a prefix tree of these with None for unclipped.
       response: `"hard"` (default), `"smooth"` for `s / sqrt(1 + (s / max_value) ** 2)`,
-        or with `"eigh"` any other response that does not enlarge a value.
+        `"normalize"` for `max_value` instead of s (orthogonalization, as in Muon), or
+        with `"eigh"` any other response that does not enlarge a value.
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
         two.
       method: `"eigh"` (default) decomposes the smaller Gram matrix; `"newton_schulz"`
-        computes about 65 products of that size, for `"hard"` and `"smooth"`.
+        computes about 65 products of that size for `"hard"` and `"smooth"`, and 21 for
+        `"normalize"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
@@ -111,9 +113,18 @@ def clip_by_singular_value(
       It grows with the largest singular value and the square root of the side: with
       `"eigh"` it doubles for 1024 by 1024.
 
+      With `"normalize"` and `"newton_schulz"`, singular values of at least 1e-3 of the
+      largest become `max_value` to within 3e-5 of it, for a smaller side of up to 1024.
+      Smaller ones grow less, those of 1e-5 to at least `0.02 * max_value`. Zeros
+      become at most `2e-3 * max_value`. A matrix of zeros is unchanged.
+
     References:
       Jiang, Semenov and Stich, "Enhancing LLM Training via Spectral Clipping", 2026,
       arXiv:2603.14315, for the smooth cap.
+
+      Amsel, Persson, Musco and Gower, "The Polar Express: Optimal Matrix Sign Methods
+      and Their Application to the Muon Algorithm", 2025, arXiv:2505.16932, for
+      orthogonalization.
     """
     return clip_by(
         tree, Named("max_value", max_value),

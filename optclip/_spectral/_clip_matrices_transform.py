@@ -126,11 +126,13 @@ def clip_by_singular_value(
       max_value: Threshold: a number, optax schedule, `optclip.thresholds` rule, or
         prefix tree of these with None for unclipped.
       response: `"hard"` (default), `"smooth"` for `s / sqrt(1 + (s / max_value) ** 2)`,
-        or with `"eigh"` any other response that does not enlarge a value.
+        `"normalize"` for `max_value` instead of s (orthogonalization, as in Muon), or
+        with `"eigh"` any other response that does not enlarge a value.
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
         two.
       method: `"eigh"` (default) decomposes the smaller Gram matrix; `"newton_schulz"`
-        computes about 65 products of that size, for `"hard"` and `"smooth"`.
+        computes about 65 products of that size for `"hard"` and `"smooth"`, and 21 for
+        `"normalize"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
@@ -152,6 +154,10 @@ def clip_by_singular_value(
     References:
       Jiang, Semenov and Stich, "Enhancing LLM Training via Spectral Clipping", 2026,
       arXiv:2603.14315, for the smooth cap.
+
+      Amsel, Persson, Musco and Gower, "The Polar Express: Optimal Matrix Sign Methods
+      and Their Application to the Muon Algorithm", 2025, arXiv:2505.16932, for
+      orthogonalization.
     """
     return clip_by(
         Named("max_value", max_value, "clip_by_singular_value"),

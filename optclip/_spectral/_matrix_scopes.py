@@ -80,8 +80,8 @@ def singular_values(
     Args:
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
         two.
-      method: `"eigh"` (default) or, for the responses `"hard"` and `"smooth"`,
-        `"newton_schulz"`; see `optclip.clip_by_singular_value`.
+      method: `"eigh"` (default) or, for the responses `"hard"`, `"smooth"` and
+        `"normalize"`, `"newton_schulz"`; see `optclip.clip_by_singular_value`.
 
     Returns:
       A scope for `clip_by(over=...)`. Its norms are `(..., p)`, the ascending singular

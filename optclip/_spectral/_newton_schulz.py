@@ -38,8 +38,13 @@ def bound(x: jax.Array, split: Axes) -> jax.Array:
     It is the same for the Gram matrix of either side, so the layout of a mesh does not
     change it.
     """
+    return bound_of_gram(gram(x, split))
+
+
+def bound_of_gram(g: jax.Array) -> jax.Array:
+    """Return the bound from the Gram matrix `(..., p, p)`."""
     # The gradient is stopped, since the scale cancels in every cap.
-    size = lax.stop_gradient(jnp.abs(gram(x, split)))
+    size = lax.stop_gradient(jnp.abs(g))
     return jnp.sum(size * size, (-2, -1), keepdims=True) ** 0.25
 
 

@@ -26,8 +26,8 @@ from .._clip import (
     scaled_leaf,
 )
 from .._norms import L2, Block, Measured, Measurement, flush_small
-from .._responses import BaseResponse, Detached, Hard, Smooth
-from . import _newton_schulz, _spectral_function
+from .._responses import BaseResponse, Detached, Hard, Normalize, Smooth
+from . import _newton_schulz, _polar_factor, _spectral_function
 from ._matrix_algebra import times
 from ._matrix_blocks import (
     Factored,
@@ -41,7 +41,7 @@ from ._matrix_blocks import (
 )
 from ._matrix_scopes import SingularValues
 
-SMOOTH = Smooth()
+SMOOTH, NORMALIZE = Smooth(), Normalize()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,28 +107,44 @@ class Cap(Action):
                 continue
             new = self._capped(clip, parts, limits[block])
             new = _by_policy(clip, parts.matrices, new)
-            unclipped = jnp.all(of_block[block] == 1, -1, keepdims=True)
+            same = of_block[block] == 1
+            if self.method == "newton_schulz" and clip.response == NORMALIZE:
+                # The norm is a bound, which may equal the threshold by chance.
+                same = decision.norms.entries()[block] == 0
+            unclipped = jnp.all(same, -1, keepdims=True)
             off = jnp.all(jnp.isinf(limits[block]), -1, keepdims=True)
             capped[i] = _as_leaf(leaf, parts.matrices, new, unclipped | off)
         return capped, one_where_unscaled(decision.layout, coefficients)
 
     def _capped(self, clip: Clip, parts: Factored, limit: jax.Array) -> jax.Array:
-        """Return the clipped matrices in their unit."""
+        """Return the clipped matrices."""
         matrices = parts.matrices
         # A matrix of one row has one singular value, its norm: no product is needed.
         if self.method == "newton_schulz" and matrices.x.shape[-2] > 1:
-            return _newton_schulz.capped(
-                matrices.x,
-                limit[..., None] / matrices.unit,
-                matrices.split,
-                is_smooth=clip.response == SMOOTH,
-            )
-        return _spectral_function.mapped(
+            return self._by_products(clip, matrices, limit[..., None])
+        mapped = _spectral_function.mapped(
             parts,
             limit,
             lambda values, limit: respond(clip, values, limit),
             detached=isinstance(clip.response, Detached),
         )
+        return times(matrices.unit, mapped)
+
+    def _by_products(
+        self, clip: Clip, matrices: MatrixBlock, limit: jax.Array
+    ) -> jax.Array:
+        """Return the clipped matrices, by matrix products only."""
+        if clip.response == NORMALIZE:
+            # Infinity times 0 would be NaN; such a matrix is unclipped.
+            finite = jnp.where(jnp.isinf(limit), jnp.ones_like(limit), limit)
+            return times(finite, _polar_factor.polar_factor(matrices.x, matrices.split))
+        capped = _newton_schulz.capped(
+            matrices.x,
+            limit / matrices.unit,
+            matrices.split,
+            is_smooth=clip.response == SMOOTH,
+        )
+        return times(matrices.unit, capped)
 
 
 def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Array:
@@ -137,7 +153,6 @@ def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Arra
     if clip.nonfinite != "zero":
         # NaN from NaN and inf only; a constant would trip jax.debug_nans elsewhere.
         replacement = matrices.size - matrices.size
-    capped = times(matrices.unit, capped)
     replacement = replacement.astype(capped.dtype)
     return jnp.where(jnp.isfinite(matrices.size), capped, replacement)
 
@@ -177,9 +192,9 @@ def parts_of_singular_values(
 
 
 def _check_by_products(response: BaseResponse, eps: Number) -> None:
-    if response not in (Hard(), SMOOTH):
+    if response not in (Hard(), SMOOTH, NORMALIZE):
         advice = "Pass method='eigh' for other responses."
-        wanted = "'hard' or 'smooth' for method='newton_schulz'"
+        wanted = "'hard', 'smooth' or 'normalize' for method='newton_schulz'"
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     if not (isinstance(eps, (int, float)) and eps == 0):
         advice = "Only method='eigh' supports eps."

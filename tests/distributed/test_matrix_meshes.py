@@ -20,6 +20,12 @@ CLIPS = {
     "products": functools.partial(
         optclip.clip_by_singular_value, 2.0, method="newton_schulz"
     ),
+    "orthogonal": functools.partial(
+        optclip.clip_by,
+        2.0,
+        over=optclip.singular_values(method="newton_schulz"),
+        response="normalize",
+    ),
     "power iteration": functools.partial(
         optclip.clip_by_spectral_norm, 2.0, method="power_iteration", steps=20
     ),

@@ -101,8 +101,8 @@ FOR_BOTH = [
     ({"response": optclip.responses.detached("proportional")}, RATIO),
 ]
 FOR_PRODUCTS = [
-    ({"response": "drop"}, "'hard' or 'smooth' for method='newton_schulz'"),
-    ({"response": "softsign"}, "'hard' or 'smooth' for method='newton_schulz'"),
+    ({"response": "drop"}, "'smooth' or 'normalize' for method='newton_schulz'"),
+    ({"response": "softsign"}, "'smooth' or 'normalize' for method='newton_schulz'"),
     ({"response": optclip.responses.detached()}, "Pass method='eigh'"),
     ({"eps": 1e-6}, "`eps` must be 0, got 1e-06.*method='eigh'"),
     ({"eps": np.zeros(())}, "`eps` must be 0.*method='eigh'"),

@@ -62,6 +62,7 @@ def batch(shape=(4, 6), dtype=np.float64):
         ((4, 6), "hard", "eigh"),
         ((4, 4), "smooth", "eigh"),
         ((4, 6), "smooth", "newton_schulz"),
+        ((4, 6), "normalize", "newton_schulz"),
     ]
     + [((4, 4), "hard", "newton_schulz")] * covering.full,
 )
@@ -72,7 +73,9 @@ def test_derivative_matches_divided_differences(shape, cap, method):
         found = jax.device_get(derivatives(method, cap)(x, along, weights))
     # Newton-Schulz iterates until the sign converges in float32.
     room = 1e-6 if method == "eigh" else 1e-4
-    for i, name in enumerate(TIED):
+    for i, (name, values) in enumerate(TIED.items()):
+        if cap == "normalize" and not min(values):
+            continue  # The derivative at 0 does not exist.
         forward, by_x, by_c = (part[i] for part in found)
         want = exact(x[i], along[i], cap)
         atol = room * np.linalg.norm(along[i])
