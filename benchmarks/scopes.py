@@ -103,6 +103,10 @@ def _matrices(shape: tuple[int, int], rounds: int) -> list[Row]:
         contenders[f"optclip, spectral norm, {method}"] = donated.clip(
             tx, lambda _: 0.0
         )
+    polar = optclip.clip_by_singular_value(
+        limit, response="normalize", method="newton_schulz"
+    )
+    contenders["optclip, orthogonalization"] = donated.clip(polar, lambda _: 0.0)
     muon = optax.contrib.scale_by_muon()
     contenders["optax, muon"] = donated.clip(muon, lambda _: 0.0)
     return race(contenders, rounds, against="optax, muon")
