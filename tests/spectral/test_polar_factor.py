@@ -69,7 +69,7 @@ def test_orthogonalization_of_each_matrix_follows_its_threshold_and_policy():
     x[0], x[1] = 0, 1e-30 * x[1]
     x[2, 0, 0], x[3, 1, 1] = np.nan, np.inf
     # A bound that equals the threshold does not make a matrix orthogonal.
-    x[7] = np.eye(4, 6) * 2**-0.5
+    x[7] = np.eye(4, 6) * [1, 1e-2, 1e-2, 1e-2, 0, 0]
     limits = np.float32([1, 1, 1, 1, 0, np.nan, np.inf, 1])[:, None]
     for policy, nonfinite in {"propagate": np.nan, "zero": 0.0}.items():
         found = np.asarray(orthogonalizer(nonfinite=policy)(x, limits))
