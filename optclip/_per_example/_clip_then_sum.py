@@ -16,6 +16,7 @@ from . import _microbatches, _weighted_sum
 from ._example_clip import Bound
 from ._example_gradients import Source, padded, without_padding
 from ._info import ExampleInfo
+from ._weights import Row
 
 Reduce = Literal["sum", "none"]
 
@@ -29,7 +30,10 @@ def clipped(
     *,
     is_ghost: bool = False,
 ) -> tuple[PyTree, ExampleInfo]:
-    """Return the sum of clipped gradients, or each of them, and an `ExampleInfo`."""
+    """Return the sum of clipped gradients, or each of them, and an `ExampleInfo`.
+
+    The examples of the source are rows, from `_weights.with_rows`.
+    """
     clip = bound.clip(source.split)
     source, flags = padded(source, padding)
     of_each = _microbatches.of_each(
@@ -77,12 +81,12 @@ def _contribution(
     source: Source,
     bound: Bound,
     clip: Clip,
-    example: PyTree,
+    row: Row,
     is_padding: jax.Array,
 ) -> tuple[PyTree, ExampleInfo]:
-    """Return the clipped gradient of one example, and its `ExampleInfo`."""
-    value, aux, grads = source.of_one(example)
-    clipped, norms = bound.one_clipped(clip, _wide(grads))
+    """Return the contribution of one example, and its `ExampleInfo`."""
+    value, aux, grads = source.of_one(row.example)
+    clipped, norms = bound.one_clipped(clip, _wide(grads), row)
     clipped, about = without_padding((clipped, (value, *norms)), is_padding)
     return clipped, ExampleInfo(*about, padding=is_padding, aux=aux)
 

@@ -22,6 +22,7 @@ from ._loss import Loss, apart, check_positional
 from ._method import METHODS, Method, Plan
 from ._microbatches import batch_size
 from ._responses import ExampleResponse
+from ._weights import with_rows
 
 # Flax NNX modules with Dropout contain PRNG keys and counters. Without copy=True, Flax
 # rejects the update of a counter inside the gradient's trace.
@@ -60,7 +61,12 @@ class ClippedGrad:
     method: Method
 
     def __call__(
-        self, *args: Any, padding: jax.Array | None = None, **keywords: Any
+        self,
+        *args: Any,
+        padding: jax.Array | None = None,
+        weights: jax.Array | None = None,
+        thresholds: PyTree = None,
+        **keywords: Any,
     ) -> tuple[PyTree, ExampleInfo]:
         """Compute the clipped gradients, and information about each example.
 
@@ -68,6 +74,12 @@ class ClippedGrad:
           *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
           padding: Bools `(batch,)` that mark padding, which adds nothing even if it is
             NaN. Default: None, no padding.
+          weights: Finite numbers `(batch,)` of any sign that multiply the clipped
+            gradients, limited to `max_weight` in magnitude. An example of weight 0 adds
+            nothing even if it is NaN, except that `nonfinite="raise"` raises. Required
+            with `max_weight`. Default: None, 1.
+          thresholds: Threshold of each example, `(batch,)`, or a dict or prefix tree of
+            these; larger ones are limited to `threshold`. Default: None, `threshold`.
           **keywords: Rejected; pass the loss's arguments by position.
 
         Returns:
@@ -76,23 +88,41 @@ class ClippedGrad:
         Raises:
           TypeError: A parameter is not a dense array of floats, such as a PRNG key in a
             Flax NNX module.
+          ValueError: `weights` is passed without `max_weight`, or missing with it.
         """
         check_positional(keywords)
+        self._check_weights(weights)
+        self.bound.check_thresholds(thresholds)
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
         if has_loops(source, size, is_ghost=is_ghost):
             static, numbers = self.bound.apart()
             options = self.loss.options, static, size, self.reduce, is_ghost
-            operands = args, padding, numbers
+            operands = args, padding, weights, thresholds, numbers
             grads, info = run_once_compiled(
                 _clipped, self.loss.function, options, operands
             )
         else:
+            source = with_rows(source, weights, thresholds)
             grads, info = _clip_then_sum.clipped(
                 source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
             )
         return _memory.back(grads, self.loss.params(args)), info
+
+    def _check_weights(self, weights: Any) -> None:
+        """Raise unless the sensitivity covers the weights, and is not below 1 each."""
+        most = self.bound.max_weight
+        if weights is not None and most is None:
+            raise ValueError(
+                "clipped_grad(..., max_weight=) must be passed with `weights`: the"
+                " sensitivity is a multiple of it. Pass their largest magnitude, or inf"
+                " without privacy."
+            )
+        if weights is None and most is not None:
+            wanted = "passed with `max_weight`, which limits it"
+            advice = "Pass weights=, one number per example, or remove max_weight=."
+            raise ValueError(_validate.must_be("weights", wanted, weights, advice))
 
     def plan(self, *args: Any) -> Plan:
         """Report the method for these arguments, with the memory estimates.
@@ -112,8 +142,10 @@ class ClippedGrad:
     ) -> float:
         """Compute the largest L2 change of the sum when one example changes.
 
-        It is `sqrt(sum(C**2)) / normalize_by` over all thresholds C. With
-        `response="unit"` each C counts as 1, and `"replace_one"` doubles the result.
+        It is `sqrt(sum(C**2)) / normalize_by` over all thresholds C, times `max_weight`
+        if that is set. With `response="unit"` each C counts as 1, and `"replace_one"`
+        doubles the result. The weight and thresholds of an example must not depend on
+        other examples.
 
         Args:
           relation: How neighboring batches differ in one example: `"add_or_remove"`
@@ -152,11 +184,13 @@ def clipped_grad(
     response: ExampleResponse = "hard",
     nonfinite: Nonfinite = "zero",
     strict: bool = True,
+    max_weight: Number | None = None,
 ) -> ClippedGrad:
     """Compute per-example gradients, clip each, and sum them over the batch.
 
     The sum is `sum(g * min(1, C / norm(g)) for g in gradients) / normalize_by`, with
-    the threshold C.
+    the threshold C. The call takes weights and thresholds per example:
+    `sum(w[i] * g[i] * min(1, c[i] / norm(g[i])))`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -190,11 +224,14 @@ def clipped_grad(
         `"propagate"` adds NaN, and `"raise"` raises under `checkify`.
       strict: Whether no example adds more than C after rounding, which clips to
         `C * (1 - 1.3e-4)`. Default: True.
+      max_weight: Largest magnitude of a weight, which multiplies the sensitivity; inf
+        for any. Default: None, a function without weights.
 
     Returns:
-      A `ClippedGrad`. Call it with the loss's arguments, and optionally `padding`, for
-      the sum in float32 or wider and an `ExampleInfo`. Its method `sensitivity` bounds
-      the effect of one example.
+      A `ClippedGrad`. Call it with the loss's arguments, and optionally `padding`,
+      `weights` and `thresholds`, for the sum in float32 or wider and an `ExampleInfo`
+      of the unweighted gradients. Its method `sensitivity` bounds the effect of one
+      example.
 
     Raises:
       ValueError: `reduce="none"` is combined with a method other than `"vmap"`.
@@ -235,17 +272,19 @@ def clipped_grad(
         wanted = "'vmap' for reduce='none'"
         advice = "Other methods do not compute the gradient of each example."
         raise ValueError(_validate.must_be("method", wanted, method, advice))
-    bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
+    bound = bound_of(
+        threshold, over, response, nonfinite, strict, normalize_by, max_weight
+    )
     checked = Loss(loss, argnums, batch_argnums, has_aux)
     return ClippedGrad(checked, bound, microbatch_size, reduce, method)
 
 
 def _clipped(function: Callable[..., Any], options: Any, operands: Any) -> Any:
     """Return the clipped sum and an `ExampleInfo`, from the parts of a call."""
-    (of_loss, static, size, reduce, is_ghost), (args, padding, numbers) = (
-        options, operands,
-    )  # fmt: skip
+    of_loss, static, size, reduce, is_ghost = options
+    args, padding, weights, thresholds, numbers = operands
     source = source_again(Loss(function, *of_loss), args, size, is_ghost=is_ghost)
+    source = with_rows(source, weights, thresholds)
     return _clip_then_sum.clipped(
         source, static.joined(numbers), padding, size, reduce, is_ghost=is_ghost
     )

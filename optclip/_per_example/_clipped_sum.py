@@ -18,6 +18,7 @@ from ._example_clip import bound_of, check_floats
 from ._example_gradients import Source, check_together, check_whole
 from ._info import ExampleInfo
 from ._responses import ExampleResponse
+from ._weights import with_rows
 
 
 def clipped_sum(
@@ -25,6 +26,8 @@ def clipped_sum(
     threshold: Number | PyTree,
     *,
     padding: jax.Array | None = None,
+    weights: jax.Array | None = None,
+    thresholds: PyTree = None,
     normalize_by: Number = 1.0,
     over: ScopeLike = "tree",
     response: ExampleResponse = "hard",
@@ -34,7 +37,8 @@ def clipped_sum(
     """Clip the gradients of examples or workers separately, and sum them.
 
     The sum is `sum(g * min(1, C / norm(g)) for g in grads) / normalize_by`, with the
-    threshold C.
+    threshold C. One gradient changes it by at most `C / normalize_by`, times the
+    largest magnitude of `weights`.
 
     Example:
       Centered clipping of three workers, one of which sends an outlier:
@@ -52,6 +56,11 @@ def clipped_sum(
       threshold: Maximum norm C of each gradient: a number, a dict by label for groups,
         or a prefix tree for leaves.
       padding: Bools along the first axis that mark padding. Default: None.
+      weights: Finite numbers along the first axis that multiply the clipped gradients.
+        A gradient of weight 0 adds nothing even if it is NaN. Default: None, 1.
+      thresholds: Threshold of each gradient, an array along the first axis, or a dict
+        or prefix tree of these; larger ones are limited to `threshold`. Default: None,
+        `threshold`.
       normalize_by: Divisor of the sum, above 0. Default: 1.
       over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
         `optclip.groups(...)`, which must label every leaf.
@@ -78,7 +87,9 @@ def clipped_sum(
     check_floats(_leaves.flatten(grads))
     check_whole(grads)
     check_together(grads)
+    bound.check_thresholds(thresholds)
     source = Source(lambda grad: (None, None, grad), _memory.on_device(grads))
+    source = with_rows(source, weights, thresholds)
     summed, info = _clip_then_sum.clipped(source, bound, padding, None)
     return _memory.back(summed, grads), info
 
@@ -119,7 +130,7 @@ def aggregate(
 
     Returns:
       An optax transformation with an empty state. `update` takes gradients with a
-      leading axis of examples and, optionally, `padding`.
+      leading axis of examples and, optionally, `padding`, `weights` and `thresholds`.
 
     Raises:
       TypeError: A leaf of the updates is not a dense array of floats.
@@ -145,10 +156,14 @@ def aggregate(
         params: PyTree = None,
         *,
         padding: jax.Array | None = None,
+        weights: jax.Array | None = None,
+        thresholds: PyTree = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
         del extra
-        summed, _ = held.value(updates, padding=padding)
+        summed, _ = held.value(
+            updates, padding=padding, weights=weights, thresholds=thresholds
+        )
         _check_shapes(summed, params)
         return summed, state
 

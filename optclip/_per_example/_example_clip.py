@@ -17,9 +17,11 @@ from .._arrays._leaves import Flat
 from .._arrays._types import PyTree
 from .._clip import (
     SCALE,
+    ByArgument,
     Clip,
     Decision,
     Layout,
+    ThresholdFunction,
     apply,
     coefficients_of,
     decide,
@@ -33,8 +35,13 @@ from .._typing import is_cotangent_record
 from ._ghost import _formulas
 from ._ghost._formulas import Scaled
 from ._responses import response_of
+from ._weights import Row
 
 Relation = Literal["add_or_remove", "zero_out", "replace_one"]
+
+# In strict clipping, a smaller weight counts as 0. With the smallest threshold, 2**-36,
+# a product of 2**40 elements then loses less to subnormal numbers than the margin.
+_LEAST_WEIGHT = {"float32": 2.0**-64, "float64": 2.0**-512}
 
 # Distance of neighboring sums in bounds; the last two names are from dp_accounting.
 _RELATIONS = {
@@ -69,6 +76,7 @@ class Bound:
     strict: bool
     normalize_by: Any
     is_unit: bool
+    max_weight: Any = None
 
     def clip(self, axis_name: PyTree = None) -> Clip:
         """Return the clip applied to the gradient of one example."""
@@ -77,40 +85,92 @@ class Bound:
             nonfinite=self.nonfinite, axis_name=axis_name,
         )  # fmt: skip
 
-    def apart(self) -> tuple[Bound, tuple[PyTree, Any]]:
+    def apart(self) -> tuple[Bound, tuple[PyTree, Any, Any]]:
         """Return the bound with a hash, and its numbers, which `joined` puts back."""
-        threshold = jax.tree.map(_numerics.as_array, self.threshold)
-        static = dataclasses.replace(self, threshold=None, normalize_by=1.0)
-        return static, (threshold, self.normalize_by)
+        numbers = jax.tree.map(_numerics.as_array, (self.threshold, self.max_weight))
+        static = dataclasses.replace(
+            self, threshold=None, normalize_by=1.0, max_weight=None
+        )
+        return static, (*numbers, self.normalize_by)
 
-    def joined(self, numbers: tuple[PyTree, Any]) -> Bound:
+    def joined(self, numbers: tuple[PyTree, Any, Any]) -> Bound:
         """Return the bound with these numbers."""
-        threshold, normalize_by = numbers
-        return dataclasses.replace(self, threshold=threshold, normalize_by=normalize_by)
+        threshold, most, by = numbers
+        return dataclasses.replace(
+            self, threshold=threshold, max_weight=most, normalize_by=by
+        )
 
-    def one_clipped(self, clip: Clip, grads: PyTree) -> tuple[PyTree, ClippedNorms]:
-        """Return the clipped gradient of one example, and its norms."""
+    def check_thresholds(self, thresholds: PyTree) -> None:
+        """Raise if each example has its own thresholds, and `"unit"` divides by one."""
+        if thresholds is not None and self.is_unit:
+            wanted = "None with response='unit', which divides by `threshold`"
+            advice = "Pass response='hard' and weights=1 / thresholds."
+            message = _validate.must_be("thresholds", wanted, thresholds, advice)
+            raise ValueError(message)
+
+    def one_clipped(
+        self, clip: Clip, grads: PyTree, row: Row
+    ) -> tuple[PyTree, ClippedNorms]:
+        """Return the clipped and weighted gradient of one example, and its norms."""
         layout = layout_of(clip, grads)
         self._check_all_bounded(layout)
-        decision = decide(clip, layout, fixed({"threshold": self.threshold}))
+        decision = decide(clip, layout, self._thresholds_of(row.thresholds))
         clipped, coefficients = apply(decision)
-        return clipped, _about(decision, coefficients)
+        return self._weighted(clipped, row.weight), _about(decision, coefficients)
 
     def norms_of_squares(self, clip: Clip, squares: PyTree) -> PyTree:
         """Return the norms of one example from `Scaled` squared norms of its leaves."""
         layout, norms = _laid_out(clip, squares)
         return layout.tree(norms)
 
-    def of_squares(self, clip: Clip, squares: PyTree) -> tuple[ClippedNorms, PyTree]:
-        """Return the norms of one example, and the coefficient of each leaf."""
+    def of_squares(
+        self, clip: Clip, squares: PyTree, row: Row
+    ) -> tuple[ClippedNorms, PyTree]:
+        """Return the norms of one example, and the weighted coefficient per leaf."""
         layout, norms = _laid_out(clip, squares)
         self._check_all_bounded(layout)
-        thresholds_of = fixed({"threshold": self.threshold})
+        thresholds_of = self._thresholds_of(row.thresholds)
         decision = decide(clip, layout, thresholds_of, Measured(Batched(norms)))
         coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
         of_block = coefficients.entries()
         by_leaf = layout.rebuild({i: of_block[b] for i, _, b in layout.scaled})
-        return _about(decision, coefficients), by_leaf
+        return _about(decision, coefficients), self._weighted(by_leaf, row.weight)
+
+    def _thresholds_of(self, thresholds: PyTree) -> ThresholdFunction:
+        """Return a function that computes the thresholds of one example.
+
+        Its own thresholds are limited to the common ones, which the sensitivity states.
+        """
+        common = fixed({"threshold": self.threshold})
+        if thresholds is None:
+            return common
+
+        def limited(layout: Layout, norms: Batched) -> tuple[ByArgument, tuple[()]]:
+            of_one = fixed({"thresholds": thresholds})
+            ((own,), (most,)) = (f(layout, norms)[0].values() for f in (of_one, common))
+            pairs = zip(own, most, strict=True)
+            return {"threshold": [jnp.minimum(c, limit) for c, limit in pairs]}, ()
+
+        return limited
+
+    def _weighted(self, tree: PyTree, weight: Any) -> PyTree:
+        """Return a tree times a weight, zeros for a weight of 0 even if it has NaN."""
+        if weight is None:
+            return tree
+
+        def product(x: jax.Array) -> jax.Array:
+            real = jnp.dtype(_real(x))
+            factor = weight
+            if self.max_weight is not None:
+                most = jnp.asarray(_wide(self.max_weight), factor.dtype)
+                most = jnp.maximum(most, 0)
+                factor = jnp.clip(factor, -most, most)
+            factor = factor.astype(real)
+            least = _LEAST_WEIGHT[real.name] if self.strict else 0.0
+            is_zero = jnp.abs(factor) <= least
+            return jnp.where(is_zero, jnp.zeros_like(x), x * factor)
+
+        return jax.tree.map(product, tree)
 
     def finished(self, clip: Clip, summed: PyTree) -> PyTree:
         """Divide a sum by `normalize_by` and, for `unit`, by its thresholds."""
@@ -127,7 +187,12 @@ class Bound:
         if word not in _RELATIONS:
             wanted = "'add_or_remove', 'zero_out' or 'replace_one'"
             raise ValueError(_validate.must_be("relation", wanted, relation))
-        return _RELATIONS[word] * self._whole(params) / _wide(self.normalize_by)
+        whole = _RELATIONS[word] * self._whole(params)
+        if self.max_weight is not None:
+            most = _wide(self.max_weight)
+            # A negative traced limit makes weights zero.
+            whole *= most if isinstance(most, float) else jnp.maximum(most, 0)
+        return whole / _wide(self.normalize_by)
 
     def _whole(self, params: PyTree) -> Any:
         """Return the root of the sum of squared thresholds, each 1 for `unit`."""
@@ -204,6 +269,7 @@ def bound_of(
     nonfinite: str,
     strict: bool,
     normalize_by: Any,
+    max_weight: Any = None,
 ) -> Bound:
     """Return the validated bound that a user's arguments specify."""
     scope = declaring(_scope(over), threshold)
@@ -211,7 +277,11 @@ def bound_of(
     _validate.plain("normalize_by", normalize_by, above=True)
     is_unit = isinstance(response, str) and response == "unit"
     how = response_of(response)
-    bound = Bound(threshold, scope, how, nonfinite, strict, normalize_by, is_unit)
+    if max_weight is not None:
+        _check_max_weight(max_weight)
+    bound = Bound(
+        threshold, scope, how, nonfinite, strict, normalize_by, is_unit, max_weight
+    )
     bound.clip()
     return bound
 
@@ -261,12 +331,22 @@ def _check_threshold(threshold: Any, scope: Scope) -> None:
             if jnp.shape(value):
                 wanted = "one number for each norm"
                 advice = f"Its shape is {jnp.shape(value)}."
+                advice += " For one per example, pass thresholds= in the call."
                 message = _validate.must_be("threshold", wanted, value, advice)
                 raise ValueError(message)
     if scope == TREE and not _validate.is_number(threshold):
         wanted = "one number for over='tree'"
         advice = "Pass over='leaf' or over=optclip.groups(...) for several."
         raise ValueError(_validate.must_be("threshold", wanted, threshold, advice))
+
+
+def _check_max_weight(max_weight: Any) -> None:
+    advice = "inf does not limit the weights."
+    _validate.number("max_weight", max_weight, advice=advice)
+    if jnp.shape(max_weight):
+        wanted = "one number for all examples"
+        advice = "Pass the weights of the examples in the call, weights=."
+        raise ValueError(_validate.must_be("max_weight", wanted, max_weight, advice))
 
 
 def _values(threshold: Any) -> list[Any]:

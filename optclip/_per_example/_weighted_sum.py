@@ -25,6 +25,7 @@ from ._ghost._ghost_backward import (
 from ._ghost._squares import scaled_squares
 from ._info import ExampleInfo
 from ._microbatches import OfMicrobatch
+from ._weights import Row
 
 
 def unsupported(bound: Bound) -> str:
@@ -39,10 +40,10 @@ def unsupported(bound: Bound) -> str:
 def of_microbatch(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
     """Return the clipped sum of a microbatch, and an `ExampleInfo`."""
 
-    def function(examples: PyTree, padding: jax.Array) -> tuple[PyTree, PyTree]:
-        back = _checked_backward(source, examples, strict=bound.strict)
-        squares = scaled_squares(back)
-        about = jax.vmap(functools.partial(_about, bound, clip))(squares, padding)
+    def function(rows: Row, padding: jax.Array) -> tuple[PyTree, PyTree]:
+        back = _checked_backward(source, rows.example, strict=bound.strict)
+        squares, rows = scaled_squares(back), rows._replace(example=None)
+        about = jax.vmap(functools.partial(_about, bound, clip))(squares, rows, padding)
         norms, by_leaf = about
         value = jax.vmap(without_padding)(back.values, padding)
         info = ExampleInfo(value, *norms, padding=padding, aux=back.aux)
@@ -76,8 +77,10 @@ def measured(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
     return function
 
 
-def _about(bound: Bound, clip: Clip, squares: PyTree, is_padding: jax.Array) -> Any:
-    return without_padding(bound.of_squares(clip, squares), is_padding)
+def _about(
+    bound: Bound, clip: Clip, squares: PyTree, row: Row, is_padding: jax.Array
+) -> Any:
+    return without_padding(bound.of_squares(clip, squares, row), is_padding)
 
 
 def _weighted_sum(clip: Clip, back: BackwardPass, by_leaf: PyTree) -> PyTree:

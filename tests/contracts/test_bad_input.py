@@ -185,6 +185,10 @@ CALLS = {
         {"threshold": 1.0, "normalize_by": 2.0},
         lambda tx: tx.update(PAIRS, tx.init(TREE)),
     ),
+    "per_example.suggest_microbatch_size": (
+        {"f": per_example.norms(loss_of_one), "max_bytes": 1e9},
+        use,
+    ),
     "plot.norms": ({"history": HISTORY, "part": "a"}, close),
     "plot.rate": ({"history": HISTORY, "part": "a"}, close),
     "plot.distribution": ({"history": HISTORY, "part": "a"}, close),
@@ -231,6 +235,7 @@ ROUTED = [
     ),
     (NONNEGATIVE, "sigma theta weight_decay previous_norm.max_norm"),
     (POSITIVE, "alpha expected_batch_size high init_value learning_rate normalize_by"),
+    (POSITIVE, "max_bytes"),
     (
         POSITIVE,
         "min_value power sharpness tau z per_example.QuantileThreshold.max_value",
@@ -244,7 +249,7 @@ ROUTED = [
     ),
     (LENGTH, "window mean_plus_std.warmup zscore.warmup recipes.zclip.warmup"),
     (THRESHOLD, "limit max_gradient max_growth max_logit max_norm max_rms max_value"),
-    (THRESHOLD, "threshold"),
+    (THRESHOLD, "threshold max_weight"),
     (BOUND, "lower upper scaled.low scaled.high"),
     (
         FLAG,
@@ -296,6 +301,11 @@ ROUTED = [
     ((0, V, "`{p}` must be a Python or NumPy number above 0, or inf"), "ord"),
     (("all", T, "`{p}` must be 'tree', 'leaf'"), "over"),
     ((np.ones(3, bool), V, "`{p}` must be an array of 2 bools"), "padding"),
+    (
+        (np.ones(3), V, "`{p}` must be an array of 2 real numbers"),
+        "weights thresholds",
+    ),
+    ((np.sum, T, "`{p}` must be a function from per_example.clipped_grad or"), "f"),
     ((None, V, "`query` must be the name of a module"), "find_heads.params"),
     (({}, V, "`{p}` must be a tree with floating-point leaves"), "explain.params"),
     (
@@ -762,6 +772,22 @@ MESSAGES = {
     "per_example.clipped_grad.method": [(None, T, "`method` must be one of 'vmap',")],
     "per_example.clipped_sum.padding": [
         (jnp.ones(2), T, "`padding` must be an array of 2 bools, one per example, or"),
+    ],
+    "per_example.clipped_grad.max_weight": [
+        (math.nan, V, "`max_weight` must be at least 0, got nan (float). inf does not"),
+        (np.ones(2), V, "Pass the weights of the examples in the call, weights=."),
+    ],
+    "per_example.clipped_sum.weights": [
+        (jnp.array([True, False]), T, "For bools, pass padding=~weights."),
+        (np.ones((2, 1)), V, "one per example, or None, got array([[1.],"),
+    ],
+    "per_example.clipped_sum.thresholds": [
+        (
+            "x",
+            T,
+            "`thresholds` must be an array of 2 real numbers, one per example, or",
+        ),
+        ({"a": np.ones(2)}, V, "`thresholds` must be a prefix of the tree to which it"),
     ],
     "per_example.clipped_sum.grads": [
         ({}, V, "The arrays of a batch must have first axes of the same length, got"),

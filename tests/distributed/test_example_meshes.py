@@ -24,6 +24,10 @@ PARAMS = {
 SPLIT = {"w": P(None, "model"), "v": P("model", None), "b": P()}
 WHOLE = {"w": P(), "v": P(), "b": P()}
 PADDING = np.arange(16) % 5 == 3
+OWN = {
+    "weights": np.float32(np.arange(16) % 4 - 1),
+    "thresholds": np.linspace(5, 12, 16, dtype=np.float32),
+}
 BOUND = 10.5
 
 
@@ -35,11 +39,16 @@ def loss(params, example, *, axis_name=None):
     return jnp.sum((out + params["b"]) ** 2)
 
 
+def most_weight(own):
+    return {"max_weight": 2.0} if own else {}
+
+
 @functools.cache
-def one_device(is_padded=True):
+def one_device(is_padded=True, is_weighted=False):
     """Return the clipped sum and what each example had, on one device."""
-    f = quick_jit(clipped_grad(loss, BOUND, strict=False))
-    grads, info = f(PARAMS, BATCH, padding=PADDING & is_padded)
+    own = OWN if is_weighted else {}
+    f = quick_jit(clipped_grad(loss, BOUND, strict=False, **most_weight(own)))
+    grads, info = f(PARAMS, BATCH, padding=PADDING & is_padded, **own)
     assert 0 < (info.coefficients < 1)[~info.padding].sum() < (~info.padding).sum()
     return grads, info
 
@@ -69,32 +78,39 @@ def sharded(mesh, specs):
 def test_clipped_grad_under_jit_equals_one_device(shape, size, method):
     specs = SPLIT if shape == "2x4" else WHOLE
     params, batch, padding = sharded(meshes.mesh_of(shape, "auto"), specs)
-    f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
-    assert_close(quick_jit(f)(params, batch, padding=padding), one_device())
+    own = OWN if method == "ghost" else {}
+    f = clipped_grad(
+        loss, BOUND, strict=False, microbatch_size=size, method=method,
+        **most_weight(own),
+    )  # fmt: skip
+    found = quick_jit(f)(params, batch, padding=padding, **own)
+    assert_close(found, one_device(is_weighted=method == "ghost"))
 
 
 @pytest.mark.parametrize(("shape", "size"), [("8", 1), ("2x4", None)], ids=str)
 def test_clipped_grad_in_shard_map_equals_one_device(shape, size):
     split = shape == "2x4"
-    specs = SPLIT if split else WHOLE
-    own = functools.partial(loss, axis_name="model" if split else None)
-    f = clipped_grad(own, BOUND, strict=False, microbatch_size=size)
-    g = norms(own, microbatch_size=size)
+    specs, own = (SPLIT, OWN) if split else (WHOLE, {})
+    of_one = functools.partial(loss, axis_name="model" if split else None)
+    f = clipped_grad(
+        of_one, BOUND, strict=False, microbatch_size=size, **most_weight(own)
+    )
+    g = norms(of_one, microbatch_size=size)
     rule = QuantileThreshold(0.5, init_value=BOUND)
 
-    def step(params, batch, padding):
-        found, info = f(params, batch, padding=padding)
+    def step(params, batch, padding, own):
+        found, info = f(params, batch, padding=padding, **own)
         _, measured = g(params, batch, padding=padding)
         return found, info, measured, rule.update(rule.init(), info)
 
     rows = P("data")
     info_specs = per_example.ExampleInfo(*[rows] * 5, aux=None)
     mapped = jax.shard_map(
-        step, mesh=meshes.mesh_of(shape, "auto"), in_specs=(specs, rows, rows),
+        step, mesh=meshes.mesh_of(shape, "auto"), in_specs=(specs, rows, rows, rows),
         out_specs=(specs, info_specs, rows, P()),
     )  # fmt: skip
-    found, info, measured, state = quick_jit(mapped)(PARAMS, BATCH, PADDING)
-    grads, one = one_device()
+    found, info, measured, state = quick_jit(mapped)(PARAMS, BATCH, PADDING, own)
+    grads, one = one_device(is_weighted=split)
     assert_close((found, info, measured), (grads, one, one.norms))
     assert_close(state, rule.update(rule.init(), one))
 
@@ -124,10 +140,14 @@ def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, is_padded
     mesh = meshes.mesh_of("8", "explicit")
     params, batch, padding = sharded(mesh, WHOLE)
     options = {"padding": padding} if is_padded else {}
-    f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
+    own = {} if is_padded else OWN
+    f = clipped_grad(
+        loss, BOUND, strict=False, microbatch_size=size, method=method,
+        **most_weight(own),
+    )  # fmt: skip
     with jax.set_mesh(mesh):
-        found = quick_jit(f)(params, batch, **options)
-    assert_close(found, one_device(is_padded))
+        found = quick_jit(f)(params, batch, **options, **own)
+    assert_close(found, one_device(is_padded, is_weighted=not is_padded))
 
 
 @pytest.mark.parametrize("make", [functools.partial(clipped_grad, threshold=1), norms])

@@ -163,6 +163,80 @@ def test_clipped_grad_uses_threshold_of_each_group_or_leaf(over, thresholds, res
     assert_close(found, {key: x / 4 for key, x in wanted.items()})
 
 
+# One weight is above its limit of 2, and two thresholds are above BOUND.
+WEIGHTS = np.array([1.5, -0.5, 0.0, 3.0, 1.0, 2.0, np.nan], np.float32)
+OWN = np.linspace(0.1, 1.1, 7)
+IS_PADDING = np.arange(7) == 6
+
+
+def weighted(over, most):
+    """Return each weighted gradient; the last is padding, the third has weight 0."""
+    k = {"w": OWN, "b": OWN[::-1]} if over == "groups" else dict.fromkeys("wb", OWN)
+    limits = {
+        key: np.minimum(c, t) for (key, c), t in zip(k.items(), most, strict=True)
+    }
+    w = np.where(IS_PADDING, 0, np.minimum(WEIGHTS, 2))
+    factors = {key: w * coefficients(over, "hard", c)[key] for key, c in limits.items()}
+    assert all((w != k).sum() > 2 for k in factors.values())
+    g = gradients()
+    return {key: np.einsum("i,i...->i...", k, g[key]) for key, k in factors.items()}
+
+
+@pytest.mark.parametrize(
+    ("over", "size", "method"),
+    [("tree", None, "ghost"), ("groups", 3, "ghost"), ("leaf", 3, "vmap"),
+     ("groups", None, "vmap")],
+)  # fmt: skip
+def test_weights_and_thresholds_of_examples_equal_formula(over, size, method):
+    by_label = {"matrix": np.float32(OWN), "vector": np.float32(OWN[::-1])}
+    most = {"matrix": BOUND, "vector": 0.5} if over == "groups" else BOUND
+    f = clipped_grad(
+        loss, most, over=SCOPES[over], microbatch_size=size, method=method,
+        strict=False, max_weight=2.0, normalize_by=4.0,
+    )  # fmt: skip
+    own = by_label if over == "groups" else np.float32(OWN)
+    batch = np.where((np.arange(7) % 4 == 2)[:, None], np.float32(np.nan), BATCH)
+    found, info = quick_jit(f)(
+        PARAMS, batch, padding=IS_PADDING, weights=WEIGHTS, thresholds=own
+    )
+    each = weighted(over, (BOUND, 0.5 if over == "groups" else BOUND))
+    assert_close(found, {key: x.sum(0) / 4 for key, x in each.items()})
+    # The record describes the gradients without their weights.
+    wanted = jax.tree.map(lambda x: x[:2], norms_of(over))
+    assert_close(jax.tree.map(lambda x: x[:2], info.norms), in_scope(over, wanted))
+    assert all(np.isnan(x[2]) for x in jax.tree.leaves(info.norms))
+
+
+def test_sums_of_computed_gradients_take_weights_and_thresholds():
+    tx = per_example.aggregate(BOUND, normalize_by=1.0, strict=False)
+    f = clipped_grad(loss, BOUND, reduce="none", strict=False, max_weight=2.0)
+
+    @quick_jit
+    def of_all(grads, weights):
+        own = {"padding": IS_PADDING, "weights": weights, "thresholds": OWN}
+        summed, _ = clipped_sum(grads, BOUND, strict=False, **own)
+        updates, _ = tx.update(grads, tx.init(PARAMS), PARAMS, **own)
+        return summed, updates, f(PARAMS, BATCH, **own)[0]
+
+    grads = {key: np.float32(x) for key, x in gradients().items()}
+    summed, updates, found = of_all(grads, np.minimum(WEIGHTS, 2))
+    each = weighted("tree", (BOUND, BOUND))
+    assert_close(found, each)
+    wanted = {key: x.sum(0) for key, x in each.items()}
+    assert_close((summed, updates), (wanted, wanted))
+
+
+@pytest.mark.parametrize("policy", ["zero", "propagate"])
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
+def test_nan_weight_is_visible(method, policy):
+    """Also where `nonfinite="zero"` hides a gradient that is NaN."""
+    f = clipped_grad(linear, 1.0, method=method, nonfinite=policy, max_weight=np.inf)
+    for bad in (np.nan, np.inf):
+        weights = np.float32([1.0, bad])
+        found, _ = quick_jit(f)(np.ones(2, np.float32), np.eye(2), weights=weights)
+        assert not np.isfinite(found).any()
+
+
 def test_clipped_sum_clips_tree_in_its_widest_precision():
     with jax.enable_x64(True):
         grads = {"a": np.full((1, 3), 0.1, np.float32), "b": np.ones((1, 2))}
@@ -339,6 +413,24 @@ def test_norms_equal_norms_of_gradients(over, method):
     assert not values[padding].any()
 
 
+def test_suggest_microbatch_size_is_largest_that_fits():
+    f = clipped_grad(linear, 1.0, max_weight=1.0)
+    args = jax.ShapeDtypeStruct((512,), "float32"), np.ones((6, 512), np.float32)
+
+    def memory(size):
+        sized = norms(linear, microbatch_size=size)
+        found = jax.jit(sized).lower(*args).compile().memory_analysis()
+        return found.temp_size_in_bytes + found.output_size_in_bytes
+
+    one, two, three = memory(1), memory(2), memory(3)
+    assert one < two < three < memory(6)
+    suggest = functools.partial(per_example.suggest_microbatch_size, norms(linear))
+    assert suggest(*args, max_bytes=three) == 3
+    with pytest.raises(ValueError, match=f"`max_bytes` must be at least {one}, "):
+        suggest(*args, max_bytes=one - 1)
+    assert per_example.suggest_microbatch_size(f, *args, max_bytes=1e9) == 6
+
+
 def test_aggregate_equals_clipped_sum_in_optax_chain():
     per_gradient = {key: np.float32(x) for key, x in gradients().items()}
     clip = per_example.aggregate(BOUND, normalize_by=7.0, strict=False)
@@ -473,6 +565,18 @@ ERRORS = {
             ("reduce", "none", "must be 'vmap' for reduce='none'"),
         )
     },
+    "weights without their limit": (
+        lambda: clipped_grad(loss, 1.0)(PARAMS, BATCH, weights=np.ones(7)),
+        (ValueError, r"max_weight=\) must be passed with `weights`.*largest magnitude"),
+    ),
+    "limit without weights": (
+        lambda: clipped_grad(loss, 1.0, max_weight=0.5)(PARAMS, BATCH),
+        (ValueError, "`weights` must be passed with `max_weight`"),
+    ),
+    "thresholds in units": (
+        lambda: clipped_sum(THREE, 1.0, response="unit", thresholds=THREE),
+        (ValueError, "`thresholds` must be None with response='unit'.*1 / thresholds"),
+    ),
     "relation": (
         lambda: clipped_grad(linear, 2.0).sensitivity("near"),
         (ValueError, "`relation` must be 'add_or_remove', "),

@@ -34,6 +34,7 @@ SENSITIVITIES = {
     "groups": (BY_GROUP | {"normalize_by": 4.0}, math.sqrt(1.25) / 4),
     "unit": ({"threshold": 5.0, "response": "unit"}, 1),
     "unit groups": (BY_GROUP | {"response": "unit"}, math.sqrt(2)),
+    "weights": ({"threshold": 2.0, "max_weight": 1.5, "normalize_by": 4}, 0.75),
     "int8": ({"threshold": np.int8(100)}, 100),
     "bfloat16": ({"threshold": jnp.bfloat16(1.0), "normalize_by": 7}, 1 / 7),
 }
@@ -59,11 +60,12 @@ def test_sensitivity_of_traced_threshold_is_array():
     def of(threshold):
         tree = clipped_grad(linear, threshold).sensitivity("replace_one")
         leaf = clipped_grad(linear, {"w": threshold, "b": 1.0}, over="leaf")
-        return tree, leaf.sensitivity(params=PARAMS)
+        weighted = clipped_grad(linear, 2.0, max_weight=threshold)
+        return tree, leaf.sensitivity(params=PARAMS), weighted.sensitivity()
 
     of = optimized_jit(of)
-    np.testing.assert_allclose(of(3.0), [6, math.sqrt(10)], rtol=1e-6)
-    np.testing.assert_array_equal(of(-1.0), [0, 1])
+    np.testing.assert_allclose(of(3.0), [6, math.sqrt(10), 6], rtol=1e-6)
+    np.testing.assert_array_equal(of(-1.0), [0, 1, 0])
 
 
 def cast(x, dtype):
@@ -139,6 +141,35 @@ def test_neighboring_sums_differ_by_at_most_threshold(response, dtype):
         norms = length(grads[:, -1])
         clipped += ((norms > threshold) & np.isfinite(norms)).sum()
     assert clipped > PAIRS / 4
+
+
+def test_weighted_neighboring_sums_differ_by_at_most_sensitivity():
+    """Also where a product of weight and threshold is below the smallest float."""
+    rng = np.random.default_rng(3)
+    shape = PAIRS, EXAMPLES
+    own = np.float32(np.exp(rng.uniform(np.log(2.0**-40), np.log(1e18), shape)))
+    weights = np.float32(rng.normal(size=shape) * 2.0 ** rng.integers(-149, 60, shape))
+    limits = np.float32(np.exp(rng.uniform(-9, 9, PAIRS)))
+    least = np.minimum(own, limits[:, None])
+    grads = adversarial(rng, np.float32, PAIRS)
+
+    @optimized_jit
+    def weighted(*given):
+        def one(grads, limit, weights, own, padding):
+            more = {"weights": weights, "thresholds": own, "padding": padding}
+            return clipped_sum(grads, limit, **more)[0]
+
+        per_padding = jax.vmap(one, (None, None, None, None, 0))
+        return jax.vmap(per_padding, (0, 0, 0, 0, None))(*given, WITHOUT)
+
+    found = np.float64(weighted(grads, limits, weights, own))
+    whole, less, alone = np.moveaxis(found, 1, 0)
+    # A weight below 2**-64 counts as 0.
+    sizes = np.where(np.abs(weights) < 2.0**-64, 0, np.float64(np.abs(weights)))
+    bounds = sizes * least
+    assert (length(alone) <= bounds[:, -1]).all()
+    assert (length(whole - less) <= sizes.max(1) * limits).all()
+    assert (length(alone) > 0.99 * bounds[:, -1]).sum() > PAIRS / 10
 
 
 @pytest.mark.parametrize("size", [1, 64])

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Private imports: `clipped_grad` takes no weights, and compiles a backward pass per
-# norm.
+# Private imports: `clipped_grad` compiles a backward pass per norm.
 from optclip._per_example._ghost._formulas import Scaled
 from optclip._per_example._ghost._ghost_backward import backward, weighted_gradients
 from optclip._per_example._ghost._squares import scaled_squares
