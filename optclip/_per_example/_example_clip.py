@@ -141,15 +141,16 @@ class Bound:
 
         Its own thresholds are limited to the common ones, which the sensitivity states.
         """
-        common = fixed({"threshold": self.threshold})
         if thresholds is None:
-            return common
+            return fixed({"threshold": self.threshold})
 
         def limited(layout: Layout, norms: Batched) -> tuple[ByArgument, tuple[()]]:
-            of_one = fixed({"thresholds": thresholds})
-            ((own,), (most,)) = (f(layout, norms)[0].values() for f in (of_one, common))
-            pairs = zip(own, most, strict=True)
-            return {"threshold": [jnp.minimum(c, limit) for c, limit in pairs]}, ()
+            tree = layout.tree(norms.entries())
+            own = _prefix.fill("thresholds", thresholds, tree)
+            most = _prefix.fill("threshold", self.threshold, tree)
+            return {
+                "threshold": layout.entries(jax.tree.map(jnp.minimum, own, most))
+            }, ()
 
         return limited
 
