@@ -14,7 +14,7 @@ import numpy as np
 from .._arrays import _leaves, _numerics, _prefix, _validate
 from .._arrays._batching import Batched
 from .._arrays._leaves import Flat
-from .._arrays._types import PyTree
+from .._arrays._types import Number, PyTree
 from .._clip import (
     SCALE,
     ByArgument,
@@ -348,6 +348,10 @@ def _check_max_weight(max_weight: Any) -> None:
         wanted = "one number for all examples"
         advice = "Pass the weights of the examples in the call, weights=."
         raise ValueError(_validate.must_be("max_weight", wanted, max_weight, advice))
+
+
+def _least(own: Number, most: Number) -> jax.Array:
+    return jnp.minimum(_numerics.as_array(own), _numerics.as_array(most))
 
 
 def _values(threshold: Any) -> list[Any]:
