@@ -148,9 +148,8 @@ class Bound:
             tree = layout.tree(norms.entries())
             own = _prefix.fill("thresholds", thresholds, tree)
             most = _prefix.fill("threshold", self.threshold, tree)
-            return {
-                "threshold": layout.entries(jax.tree.map(jnp.minimum, own, most))
-            }, ()
+            limits = jax.tree.map(_least, own, most)
+            return {"threshold": layout.entries(limits)}, ()
 
         return limited
 

@@ -196,7 +196,9 @@ def test_weights_and_thresholds_of_examples_equal_formula(over, size, method):
     )  # fmt: skip
     own = by_label if over == "groups" else np.float32(OWN)
     batch = np.where((np.arange(7) % 4 == 2)[:, None], np.float32(np.nan), BATCH)
-    found, info = quick_jit(f)(
+    # Eager calls with microbatches run a program of their own.
+    run = f if (size, method) == (3, "ghost") else quick_jit(f)
+    found, info = run(
         PARAMS, batch, padding=IS_PADDING, weights=WEIGHTS, thresholds=own
     )
     each = weighted(over, (BOUND, 0.5 if over == "groups" else BOUND))
