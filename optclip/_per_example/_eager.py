@@ -7,6 +7,7 @@ options, whose operands are the arguments.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import inspect
 import types
@@ -34,6 +35,8 @@ class _Program(NamedTuple):
 
 
 _programs: collections.OrderedDict[Any, _Program] = collections.OrderedDict()
+# When Python ends, it clears modules before losses, and a hash of groups calls JAX.
+atexit.register(_programs.clear)
 
 
 def run_once_compiled(

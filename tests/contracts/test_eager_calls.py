@@ -4,6 +4,8 @@ Of transformations, `test_jax.py` promises it.
 """
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import jax
@@ -33,6 +35,9 @@ CALLS = {
     "microbatches": lambda c: clipped(c, microbatch_size=2),
     "groups": lambda c: clipped({"x": c, "y": c}, over=LABELS, microbatch_size=2),
     "ghost": lambda c: clipped(c, method="ghost"),
+    "weights": lambda c: per_example.clipped_grad(
+        scanned, 0.5, microbatch_size=2, max_weight=c
+    )(W, X, weights=jnp.full(4, c + 1), thresholds=jnp.full(4, c)),
     "norms": lambda c: per_example.norms(scanned, microbatch_size=2)(W, X),
     "eps": lambda c: functional.clip_by_norm(W, 1.0, eps=c),
     "band": lambda c: functional.clip_by(
@@ -93,6 +98,20 @@ def test_program_of_loss_is_freed_with_it():
     references = make()
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+def test_programs_end_before_interpreter():
+    """Removing a program later would need modules that Python has cleared."""
+    code = """
+import jax.numpy as jnp, optclip
+def loss(w, x):
+    return w["a"] * x
+over, w, x = optclip.groups({"a": "x"}), {"a": jnp.ones(())}, jnp.ones(2)
+optclip.per_example.clipped_grad(loss, 1.0, over=over, microbatch_size=1)(w, x)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Exception" not in done.stderr
 
 
 def test_few_programs_are_kept(monkeypatch):
