@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from .. import _responses as responses
-from .._arrays import _leaves, _validate
+from .._arrays import _leaves, _memory, _validate
 from .._arrays._new_parameters import applied, update_to
 from .._arrays._types import LeafLike, PyTree
 from .._transforms import Engine, is_placeholder
@@ -97,14 +97,14 @@ def constrain(
         live = flat.clippable()
         old = flat.treedef.flatten_up_to(params)
         new = [
-            applied(jnp.asarray(p), jnp.asarray(u)) if is_live else u
+            _memory.computed(applied, jnp.asarray(p), jnp.asarray(u)) if is_live else u
             for p, u, is_live in zip(old, flat.leaves, live, strict=True)
         ]
         clipped, clip_state = second.update(
             flat.rebuild(new), state.constrain_clip, params, **extra_args
         )
         leaves = [
-            _update(p, u, n, c) if is_live else u
+            _memory.computed(_update, jnp.asarray(u), p, n, c) if is_live else u
             for p, u, n, c, is_live in zip(
                 old, flat.leaves, new, flat.treedef.flatten_up_to(clipped), live,
                 strict=True,
@@ -116,15 +116,14 @@ def constrain(
 
 
 def _update(
-    param: LeafLike, update: LeafLike, new: jax.Array, clipped: jax.Array
+    update: jax.Array, param: LeafLike, new: jax.Array, clipped: jax.Array
 ) -> jax.Array:
     """Return the update to the clipped parameter, or `update` if it is unchanged."""
-    p, u = jnp.asarray(param), jnp.asarray(update)
     # The update itself is returned where nothing was clipped, since adding and
     # subtracting the parameter would round it, and where the clipped parameter is not
     # finite, since one bad element would make all that share its norm NaN.
     is_kept = (clipped == new) | ~jnp.isfinite(new) | ~jnp.isfinite(clipped)
-    return jnp.where(is_kept, u, update_to(clipped, p, u))
+    return jnp.where(is_kept, update, update_to(clipped, jnp.asarray(param), update))
 
 
 def _widened(params: PyTree) -> PyTree:

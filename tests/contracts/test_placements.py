@@ -13,7 +13,7 @@ from tests.support.registry import ENTRIES, by_trait
 
 TREE = helpers.gradients()
 NORM = optclip.clip_by_norm(1.0)
-NO_RULES = {"Bounds", "Rule", "Seen", "bounds", "of_gradients"}
+NO_RULES = {"Bounds", "Rule", "Seen", "bounds", "of", "of_gradients", "scaled"}
 BY_LEAF = {"adagc", "agc", "clippy", "olmo_ratio", "sclip", "uclip"}
 OF_ELEMENTS = {"ema_of_max", "moment", "second_moment"}
 
@@ -26,12 +26,15 @@ def of_rule(name):
 TRANSFORMATIONS = {
     **{entry.id: entry.make() for entry in ENTRIES},
     **{f"recipes.{name}": getattr(recipes, name)() for name in recipes.__all__},
-    **{name: of_rule(name) for name in {*thresholds.__all__} - NO_RULES},
+    **{name: of_rule(name) for name in thresholds.__all__ if name not in NO_RULES},
     "strict": optclip.clip_by_norm(1.0, strict=True),
     "zero": optclip.clip_by_norm(1.0, nonfinite="zero"),
     "zero elements": optclip.clip_by_value(1.0, nonfinite="zero"),
     "smooth elements": optclip.clip_by(1.0, over="element", response="smooth"),
     "skip": optclip.skip(optax.sgd(1.0), max_norm=thresholds.ema(), over="leaf"),
+    "scaled": optclip.clip_by_norm(thresholds.scaled(thresholds.ema(), 2.0, low=0.1)),
+    "of": optclip.clip_by(thresholds.of(0.5, thresholds.ema()), over=optclip.axes(0)),
+    "constrain": optclip.constrain(optax.sgd(1.0), NORM),
     "after": optclip.clip_after(optax.sgd(1.0), NORM),
     "before": optclip.clip_before(NORM, optax.sgd(1.0)),
     "feedback": optclip.with_error_feedback(NORM),
