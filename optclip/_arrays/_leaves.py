@@ -130,6 +130,13 @@ def flatten_dense(tree: PyTree, reason: str) -> Flat:
     return flat
 
 
+def check_is_ours(path: KeyPath, leaf: LeafLike) -> None:
+    """Raise if a leaf is a tensor of another library."""
+    if _validate.is_foreign(leaf):
+        wanted = "a JAX or NumPy array"
+        raise TypeError(_validate.must_be(named(path, "The"), wanted, leaf))
+
+
 def is_clippable(path: KeyPath, leaf: LeafLike) -> bool:
     """Return whether a leaf is clipped; integers, bools, float0 and PRNG keys are not.
 
@@ -145,6 +152,7 @@ def is_clippable(path: KeyPath, leaf: LeafLike) -> bool:
     if isinstance(leaf, (bool, int)):
         return False
     dtype = getattr(leaf, "dtype", None)
+    check_is_ours(path, leaf)
     if dtype is None or not hasattr(leaf, "shape"):
         wanted = "an array, a number, a BCOO matrix or None"
         subject = named(path, "The") if path else "The tree"

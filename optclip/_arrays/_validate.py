@@ -19,6 +19,14 @@ _LARGEST = float(np.finfo(np.float64).max)
 _LARGEST_COUNT = 2**31 - 1
 
 
+# The fix for a tensor, by the library of its class.
+_TO_JAX = {
+    "keras": "Pass its .value, on the JAX backend of Keras.",
+    "tensorflow": "Convert it: jnp.asarray(tf.convert_to_tensor(value).numpy()).",
+    "torch": "Convert it: jnp.from_dlpack(value.detach()).",
+}
+
+
 def must_be(subject: str, wanted: str, value: Any, advice: str = "") -> str:
     """Return the text of an error: the requirement, the value passed, and the fix.
 
@@ -27,6 +35,8 @@ def must_be(subject: str, wanted: str, value: Any, advice: str = "") -> str:
     # Some classes have the type ABCMeta, which means nothing to users.
     kind = "type" if isinstance(value, type) else type(value).__name__
     got = f"{shown(value)} ({kind})"
+    if is_foreign(value):
+        advice = _TO_JAX[_library_of(value)]
     return f"{quoted(subject)} must be {wanted}, got {got}. {advice}".rstrip()
 
 
@@ -84,6 +94,15 @@ def concrete(value: Any) -> np.ndarray | None:
         return None
 
 
+def is_foreign(value: Any) -> bool:
+    """Return whether `value` is a tensor of another library."""
+    return hasattr(value, "dtype") and _library_of(value) in _TO_JAX
+
+
+def _library_of(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
 def is_beyond_floats(value: Any) -> bool:
     """Return whether `value` is an int too large for a float."""
     return isinstance(value, int) and abs(value) > _LARGEST
@@ -106,7 +125,7 @@ def is_number(value: Any) -> bool:
     if isinstance(value, (int, float)):
         return True
     dtype = getattr(value, "dtype", None)
-    if dtype is None or not hasattr(value, "shape"):
+    if dtype is None or not hasattr(value, "shape") or is_foreign(value):
         return False
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return False

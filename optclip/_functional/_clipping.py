@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from .. import _scopes as scopes
 from .._arrays import _axis_names, _validate
 from .._arrays._batching import Batched
+from .._arrays._call_errors import explains_keywords
 from .._clip import MOVE, SCALE, Clip, apply, clip_of, decide, fixed, lay_out, layout_of
 from .._norms import L2, Measured, NormLike, as_norm, of_order
 from .._responses import Hard
@@ -25,6 +26,7 @@ from ._run import (
 )
 
 
+@explains_keywords
 def clip_by(
     tree: PyTree,
     threshold: Number | PyTree,
@@ -88,6 +90,7 @@ def clip_by(
     return run(clip, tree, threshold)
 
 
+@explains_keywords
 def global_norm(
     tree: PyTree,
     *,
@@ -126,6 +129,7 @@ def global_norm(
     return norm.measure(layout.blocks).norms.entries()[0]
 
 
+@explains_keywords
 def clip_by_global_norm(
     tree: PyTree,
     max_norm: Number,
@@ -192,6 +196,7 @@ def clip_by_global_norm(
     return run(clip, tree, threshold, norms=passed_norm(use_norm, strict=strict))
 
 
+@explains_keywords
 def clip_by_norm(
     tree: PyTree,
     max_norm: Number | PyTree,
@@ -243,6 +248,7 @@ def clip_by_norm(
     )[0]  # fmt: skip
 
 
+@explains_keywords
 @checks_limit
 def clip_by_value(
     tree: PyTree,
@@ -319,6 +325,7 @@ def clip_by_value(
     return apply(decide(clip, layout, fixed(bounds), measured))[0]
 
 
+@explains_keywords
 def clip_by_rms(
     tree: PyTree,
     max_rms: Number | PyTree,
@@ -368,6 +375,7 @@ def clip_by_rms(
     )[0]  # fmt: skip
 
 
+@explains_keywords
 def clip_by_average_norm(
     tree: PyTree,
     max_norm: Number | PyTree,
@@ -415,6 +423,7 @@ def clip_by_average_norm(
     )[0]  # fmt: skip
 
 
+@explains_keywords
 def clip_by_group_norm(
     tree: PyTree,
     max_norm: Number | PyTree,

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import jax
 
 from .._arrays import _leaves, _memory, _validate
+from .._arrays._call_errors import explains_keywords
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum, _method
@@ -169,6 +170,7 @@ class ClippedGrad:
         raise AttributeError(f"'ClippedGrad' object has no attribute {name!r}")
 
 
+@explains_keywords
 def clipped_grad(
     loss: Callable[..., Any],
     threshold: Number | PyTree,

@@ -254,6 +254,7 @@ def check_floats(flat: Flat, advice: str = "Remove it from the tree.") -> None:
             )
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         _leaves.check_format(path, leaf)
+        _leaves.check_is_ours(path, leaf)
         if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
             kind = getattr(leaf, "dtype", type(leaf).__name__)
             raise TypeError(

@@ -7,9 +7,10 @@ from typing import Literal
 import optax
 
 from .._arrays import _validate
+from .._arrays._call_errors import explains_call
 from .._responses import ResponseLike
 from .._thresholds import Named
-from .._transforms import checks_positions, clip_by
+from .._transforms import clip_by
 from .._typing import (
     AxisName,
     Mask,
@@ -22,7 +23,7 @@ from ._matrix_scopes import Method, matrices, singular_values
 from ._spectral_norm import Spectral
 
 
-@checks_positions()
+@explains_call()
 def clip_by_spectral_norm(
     max_norm: ThresholdTree,
     *,
@@ -96,7 +97,7 @@ def clip_by_spectral_norm(
     )  # fmt: skip
 
 
-@checks_positions()
+@explains_call()
 def clip_by_singular_value(
     max_value: ThresholdTree,
     *,

@@ -3,6 +3,5 @@
 from ._clipping import clip_by, clip_by_value
 from ._engine import Engine, with_optional_state
 from ._param_placeholder import is_placeholder
-from ._positions import checks_positions
 from ._record import check_record
 from ._rules import rules_of

@@ -9,6 +9,7 @@ import optax
 
 from .. import _scopes as scopes
 from .._arrays import _validate
+from .._arrays._call_errors import explains_call
 from .._clip import clip_of
 from .._norms import NormLike, as_norm, of_order
 from .._responses import as_response
@@ -27,11 +28,10 @@ from .._typing import (
 )
 from ._engine import Engine, transformation_of
 from ._passed_norm import clip_by_passed_norm
-from ._positions import checks_positions
 from ._rules import rules_of
 
 
-@checks_positions()
+@explains_call()
 def clip_by(
     threshold: ThresholdTree,
     *,
@@ -128,7 +128,7 @@ def clip_by(
     return transformation_of(engine, engine.decide)
 
 
-@checks_positions()
+@explains_call()
 def clip_by_global_norm(
     max_norm: Threshold,
     *,
@@ -205,7 +205,7 @@ def clip_by_global_norm(
     )  # fmt: skip
 
 
-@checks_positions()
+@explains_call()
 def clip_by_norm(
     max_norm: ThresholdTree,
     *,
@@ -260,7 +260,7 @@ def clip_by_norm(
     )  # fmt: skip
 
 
-@checks_positions(" For two bounds pass lower= and upper=.")
+@explains_call(" For two bounds pass lower= and upper=.")
 def clip_by_value(
     limit: ThresholdTree | None = None,
     *,
@@ -318,7 +318,7 @@ def clip_by_value(
     )  # fmt: skip
 
 
-@checks_positions()
+@explains_call()
 def clip_by_rms(
     max_rms: ThresholdTree,
     *,
@@ -372,7 +372,7 @@ def clip_by_rms(
     )  # fmt: skip
 
 
-@checks_positions()
+@explains_call()
 def clip_by_average_norm(
     max_norm: ThresholdTree,
     *,
@@ -424,7 +424,7 @@ def clip_by_average_norm(
     )  # fmt: skip
 
 
-@checks_positions()
+@explains_call()
 def clip_by_group_norm(
     max_norm: ThresholdTree,
     groups: Labels,

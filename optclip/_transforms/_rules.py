@@ -13,6 +13,7 @@ import numpy as np
 
 from .._arrays import _leaves, _memory, _placement, _prefix, _validate
 from .._arrays._batching import Batched
+from .._arrays._call_errors import pure_call
 from .._arrays._numerics import broadcast_like
 from .._arrays._packed_state import PerNorm
 from .._arrays._types import PyTree, TreeDef
@@ -41,7 +42,6 @@ from .._thresholds import (
     learned_thresholds,
 )
 from .._typing import ThresholdTree
-from ._positions import pure_call
 
 # The scopes whose norms are single numbers, and the elements that share one.
 _SHARING = {Tree: "the tree", EachLeaf: "each leaf", Groups: "each group"}

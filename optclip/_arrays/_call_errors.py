@@ -1,0 +1,121 @@
+"""Explain calls with arguments that a function does not have."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Keywords of TensorFlow, Keras, PyTorch and optax, with the candidates for ours.
+_FOREIGN: dict[str, tuple[str, ...]] = {
+    "axes": ("axis", "over"),
+    "dim": ("axis", "over"),
+    "clip": ("max_norm", "limit"),
+    "clip_norm": ("max_norm", "max_rms"),
+    "clip_value": ("limit",),
+    "clip_value_max": ("upper",),
+    "clip_value_min": ("lower",),
+    "clipnorm": ("max_norm",),
+    "clipvalue": ("limit",),
+    "error_if_nonfinite": ("nonfinite",),
+    "global_clipnorm": ("max_norm",),
+    "l2_clip_norm": ("threshold",),
+    "l2_norm_clip": ("threshold",),
+    "max_grad_norm": ("threshold",),
+    "grads": ("tree",),
+    "gradients": ("tree",),
+    "max": ("upper",),
+    "max_delta": ("limit",),
+    "min": ("lower",),
+    "norm_type": ("ord",),
+    "p": ("ord",),
+    "parameters": ("tree",),
+    "t": ("tree",),
+    "t_list": ("tree",),
+    "threshold": ("max_norm", "max_rms", "limit"),
+    "updates": ("tree",),
+    "values": ("tree",),
+}
+# The values that differ from those of the other library.
+_VALUES = {"error_if_nonfinite": 'nonfinite="raise" inside checkify'}
+# What has no argument, and needs none.
+_NEEDLESS = {
+    "foreach": "XLA compiles the norms of all leaves together.",
+    "name": "a function has no record to name.",
+}
+_GRADIENTS = ("t_list", "t", "grads", "gradients", "values", "parameters", "updates")
+
+
+def explains_call(advice: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a factory of a transformation explain arguments that it does not have.
+
+    With too many by position, the pure function of the same name was meant.
+
+    Args:
+      advice: Another possible intent of such a call.
+    """
+
+    def decorated(factory: Callable[P, T]) -> Callable[P, T]:
+        parameters = inspect.signature(factory).parameters.values()
+        accepted = frozenset(p.name for p in parameters)
+        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        name = getattr(factory, "__name__", "")
+
+        @functools.wraps(factory)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            if len(args) > len(names):
+                raise TypeError(
+                    f"{name}() builds a transformation and takes only"
+                    f" {', '.join(names)} by position, got {len(args)} arguments."
+                    f"{advice} To clip gradients directly, call"
+                    f" {pure_call(name, *names)}."
+                )
+            for keyword in kwargs.keys() - accepted:
+                hint = ""
+                if keyword in _GRADIENTS:
+                    hint = f"To clip gradients directly, call {pure_call(name, '...')}."
+                raise TypeError(_unknown(name, keyword, accepted, hint))
+            return factory(*args, **kwargs)
+
+        return checked
+
+    return decorated
+
+
+def explains_keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function explain keywords that it does not have."""
+    accepted = frozenset(inspect.signature(function).parameters)
+    name = getattr(function, "__name__", "")
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        for keyword in kwargs.keys() - accepted:
+            raise TypeError(_unknown(name, keyword, accepted))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def pure_call(function: str, *names: str) -> str:
+    """Return the call of the pure function of a factory, as an error prints it."""
+    return f"optclip.functional.{function}({', '.join(['updates', *names])})"
+
+
+def _unknown(name: str, keyword: str, accepted: Iterable[str], hint: str = "") -> str:
+    """Return the text of the error for a keyword that a function does not have."""
+    ours = [x for x in _FOREIGN.get(keyword, ()) if x in accepted]
+    close = difflib.get_close_matches(keyword, sorted(accepted), n=1)
+    if not hint and ours:
+        hint = f"Use {_VALUES.get(keyword, f'{ours[0]}=')} instead."
+    elif not hint and keyword in _NEEDLESS:
+        hint = f"Remove it: {_NEEDLESS[keyword]}"
+    elif not hint and close:
+        hint = f"Did you mean {close[0]}=?"
+    elif not hint:
+        hint = f"Its arguments are {', '.join(sorted(accepted))}."
+    return f"{name}() has no argument '{keyword}'. {hint}"
