@@ -23,6 +23,7 @@ Index::
     Backward pass       clip_cotangent, with_clipped_cotangent, cotangent_probe
     Attention           clip_attention_logits (QK-Clip), Heads, find_heads
     Matrices            clip_by_singular_value, clip_by_spectral_norm
+    Keras               keras: clipped, for `model.fit` of Keras 3 on JAX
     Types               typing
 
 `help(optclip.clip_by)` explains the options that the transformations share.
@@ -33,6 +34,7 @@ import sys as _sys
 from . import (
     _public_names,
     functional,
+    keras,
     norms,
     per_example,
     plot,
@@ -111,6 +113,7 @@ __all__ = [
     "functional",
     "groups",
     "history",
+    "keras",
     "layers",
     "matrices",
     "metrics",
@@ -162,8 +165,8 @@ def __dir__() -> list[str]:
 
 
 _MODULES = (
-    functional, norms, per_example, plot, recipes, responses, scopes, thresholds,
-    typing, _sys.modules[__name__],
+    functional, keras, norms, per_example, plot, recipes, responses, scopes,
+    thresholds, typing, _sys.modules[__name__],
 )  # fmt: skip
 _public_names.name_public_paths(*_MODULES)
 _public_names.print_names_of_types(*_MODULES)

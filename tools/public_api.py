@@ -13,6 +13,7 @@ from typing import Any
 import optclip
 from optclip import (
     functional,
+    keras,
     norms,
     per_example,
     plot,
@@ -25,7 +26,7 @@ from optclip import (
 
 FILE = pathlib.Path(__file__).with_suffix(".txt")
 MODULES = (
-    optclip, functional, norms, per_example, plot, recipes, responses, scopes,
+    optclip, functional, keras, norms, per_example, plot, recipes, responses, scopes,
     thresholds, typing,
 )  # fmt: skip
 

@@ -96,7 +96,8 @@ def concrete(value: Any) -> np.ndarray | None:
 
 def is_foreign(value: Any) -> bool:
     """Return whether `value` is a tensor of another library."""
-    return hasattr(value, "dtype") and _library_of(value) in _TO_JAX
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape")
+    return is_array and _library_of(value) in _TO_JAX
 
 
 def _library_of(value: Any) -> str:

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 import optclip
 from optclip import (
     functional,
+    keras,
     norms,
     per_example,
     plot,
@@ -36,7 +37,7 @@ NOT_CALLED = {
     "per_example.Plan", "per_example.ExampleInfo", "per_example.QuantileState",
     "Proportional", "Tanh", "Drop", "Seen", "Response", "Rule", "Scope",
 }  # fmt: skip
-PREFIXED = (functional, per_example, plot, recipes)
+PREFIXED = (functional, keras, per_example, plot, recipes)
 PLAIN = (optclip, norms, responses, scopes, thresholds)
 PUBLIC = {
     f"{module.__name__.rpartition('.')[2]}.{name}": getattr(module, name)
@@ -189,6 +190,8 @@ CALLS = {
         {"f": per_example.norms(loss_of_one), "max_bytes": 1e9},
         use,
     ),
+    # Checked before the import of Keras, which this environment lacks.
+    "keras.clipped": ({"optimizer": "adam", "clip": CLIP}, use),
     "plot.norms": ({"history": HISTORY, "part": "a"}, close),
     "plot.rate": ({"history": HISTORY, "part": "a"}, close),
     "plot.distribution": ({"history": HISTORY, "part": "a"}, close),
@@ -265,6 +268,8 @@ ROUTED = [
     (PROJECTION, "query key"),
     (PATTERN, "find_heads.query find_heads.key"),
     (PATH, "Heads.query Heads.key"),
+    (("adam", T, "`{p}` must be an unbuilt Keras optimizer"), "optimizer"),
+    ((3, T, "`{p}` must be a Keras model or optimizer with"), "model"),
     ((3, T, "`{p}` must be Matplotlib axes, or None"), "ax"),
     (((3,), V, "`{p}` must name axes that the leaf has, got (3,)"), "Block.axis"),
     ((3, T, "`{p}` must be a name, a tuple of names"), "axis_name"),
@@ -272,7 +277,7 @@ ROUTED = [
     (([3], T, "`blocks[0]` must be an optclip.norms.Block, got 3"), "blocks"),
     (
         (optax.adam, T, "`{p}` must be an optax transformation, got <function adam"),
-        "inner tx new_tx clip_after.clip clip_before.clip constrain.clip with_error_feedback.clip recipes.uclip.clip",
+        "inner tx new_tx clip_after.clip clip_before.clip constrain.clip with_error_feedback.clip recipes.uclip.clip keras.clipped.clip keras.custom_objects.clip",
     ),
     ((1, T, "`{p}` for the leaf 'a' must be True or"), "mask norm_mask clip_mask"),
     (("x", T, "`{p}` must be bools that"), "functional.max_attention_logit.mask"),

@@ -24,8 +24,8 @@ def printed():
     code = """
 import sys, jax, optax, optclip
 from optclip import thresholds
-assert optclip.plot
-print({'jax.experimental.sparse', 'matplotlib'} & {*sys.modules})
+assert optclip.plot and optclip.keras
+print({"jax.experimental.sparse", "matplotlib", "keras"} & {*sys.modules})
 optax.chain(optclip.clip_by_global_norm(1.0), optax.adamw(1e-3))
 optclip.clip_by_norm(thresholds.ema(), record=False)
 optclip.clip_by_singular_value(1.0, response="smooth")

@@ -475,6 +475,7 @@ OTHER_NAMES = {
     "groups": "test_masks.py",
     "layers": "test_layers.py",
     "history": "test_with_history.py",
+    "keras": "test_keras_import.py",
     "with_history": "test_with_history.py",
     "metrics": "test_metrics.py",
     "norms": "test_norms.py",

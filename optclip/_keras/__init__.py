@@ -1,0 +1,1 @@
+"""Clipping in Keras optimizers: its state is in their variables."""

@@ -1,0 +1,170 @@
+"""A Keras optimizer that clips with an optclip transformation."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import optax
+
+from .._arrays import _validate
+from .._wrappers import transformation
+from ._held_clip import HeldClip
+from ._library import keras
+
+# The subclasses are made at run time, since importing optclip must not import Keras.
+Base: Any = Any if TYPE_CHECKING else object
+
+# In the configuration of a saved optimizer. Keras prints the configuration if the
+# optimizer cannot be loaded.
+_HINT = (
+    "keras.saving.load_model(path, custom_objects=optclip.keras.custom_objects(clip))"
+)
+
+
+def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
+    """Build a Keras optimizer that clips gradients with an optclip transformation.
+
+    Clips after loss unscaling and gradient accumulation, where Keras applies its own
+    `global_clipnorm`. Gradients and parameters have the paths of the Keras variables,
+    for `by_path` and metrics. The clipping state is stored in variables of the
+    optimizer, so that Keras saves and loads it.
+
+    Example::
+
+        clip = optclip.clip_by_global_norm(optclip.thresholds.quantile(0.9))
+        optimizer = optclip.keras.clipped(keras.optimizers.Adam(1e-2), clip)
+        model.compile(optimizer, loss="mse")
+
+    Args:
+      optimizer: A Keras optimizer that has not been built. It is not changed.
+      clip: The transformation that clips the gradients.
+
+    Returns:
+      An optimizer of a subclass of the type of `optimizer`, with the same settings.
+
+    Raises:
+      ImportError: Keras is not installed.
+      TypeError: `optimizer` is no single Keras optimizer, or clips by code of its own.
+      ValueError: `optimizer` has `clipnorm`, `global_clipnorm` or `clipvalue`, has been
+        built, or has settings that Keras does not copy; or the backend is not JAX.
+      RuntimeError: Keras lacks the private method `Optimizer._clip_gradients`, which
+        this optimizer overrides; or, in a step, has not called it.
+
+    See Also:
+      `custom_objects`, to load a saved model.
+    """
+    return clipped_as_saved(optimizer, clip)
+
+
+def clipped_as_saved(optimizer: Any, clip: Any, saved: Any = None) -> Any:
+    """Return the clipped optimizer; `saved` has the entries of the state to load."""
+    held = HeldClip(transformation("clip", clip), saved)
+    _check(optimizer)
+    result = _class_of(type(optimizer)).from_config(optimizer.get_config())
+    if lost := sorted(vars(optimizer).keys() - vars(result).keys()):
+        raise ValueError(
+            f"`optimizer` must have only settings of its get_config(), got also {lost}."
+            " Call methods such as exclude_from_weight_decay on the clipped optimizer."
+        )
+    result.optclip_held = held
+    return result
+
+
+# Keras's own clipping, with the same clipping here.
+_OWN = {
+    "clipnorm": "clip_by_norm",
+    "global_clipnorm": "clip_by_global_norm",
+    "clipvalue": "clip_by_value",
+}
+
+
+def _check(optimizer: Any) -> None:
+    kind = type(optimizer)
+    wanted = "an unbuilt Keras optimizer without clipping of its own"
+    wrong = functools.partial(_validate.must_be, "optimizer", wanted, optimizer)
+    fix = "Pass one, such as keras.optimizers.Adam(1e-3)."
+    # Before the import of Keras, which another mistake does not need.
+    if not hasattr(optimizer, "get_config"):
+        raise TypeError(wrong(fix))
+    base = keras().optimizers.Optimizer
+    if not isinstance(optimizer, base):
+        raise TypeError(wrong(fix))
+    if isinstance(optimizer, Clipping):
+        raise TypeError(wrong("Join both clippings: optax.chain(first, second)."))
+    if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "optimizers"):
+        raise TypeError(wrong("Clip the optimizers inside it, and pass them to it."))
+    if kind._clip_gradients is not base._clip_gradients:
+        advice = f"{kind.__name__} overrides _clip_gradients; pass its base class."
+        raise TypeError(wrong(advice))
+    if optimizer.built:
+        raise ValueError(wrong("It has been built; clip before compile or build."))
+    for name, ours in _OWN.items():
+        if (limit := getattr(optimizer, name)) is not None:
+            raise ValueError(
+                wrong(
+                    f"Remove {name}={limit}, which would not be applied;"
+                    f" optclip.{ours}({limit}) clips the same."
+                )
+            )
+
+
+class Clipping(Base):
+    """Clip the gradients of the Keras optimizer that follows in the base classes."""
+
+    def build(self, variables: Any) -> None:
+        if not self.built:
+            super().build(variables)
+            self.optclip_held.build(self, variables)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        grads = list(grads)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            self.build(trainable_variables)
+        held = self.optclip_held
+        held.expect(grads, trainable_variables)
+        super().apply(grads, trainable_variables)
+        if held.pending:
+            raise RuntimeError(
+                "Keras has not called Optimizer._clip_gradients, which optclip.keras"
+                f" overrides, so the step of {self.keras_class.__name__} was not"
+                " clipped. Use another optimizer, or a custom training loop."
+            )
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        return self.optclip_held.clip(grads)
+
+    def get_config(self) -> dict[str, Any]:
+        plain = self.keras_class.from_config(super().get_config())
+        return {
+            "optimizer": keras().optimizers.serialize(plain),
+            "clip_state": self.optclip_held.entries() if self.built else None,
+            "load_with": _HINT,
+        }
+
+    def load_own_variables(self, store: Any) -> None:
+        if self.built and len(store.keys()) != len(self.variables):
+            # Keras would warn, and continue with a new state.
+            raise ValueError(
+                f"The saved optimizer must have {len(self.variables)} variables, as"
+                f" this one, got {len(store.keys())}. Use the saved optimizer and clip;"
+                " only fixed thresholds may differ."
+            )
+        super().load_own_variables(store)
+
+
+@functools.cache
+def _class_of(kind: Any) -> Any:
+    """Return the subclass of an optimizer class that clips."""
+    names = {
+        "__module__": "optclip.keras",
+        "__doc__": f"Clip the gradients of {kind.__name__}.",
+        "__qualname__": f"Clipped[{kind.__name__}]",
+        "keras_class": kind,
+    }
+    # The name under which Keras saves it, and `custom_objects` loads it.
+    return type(SAVED_NAME, (Clipping, kind), names)
+
+
+SAVED_NAME = "ClippedOptimizer"
