@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from .._arrays import _validate
 from .._arrays._types import PyTree
 from ._clipped import Clipping
@@ -23,7 +26,7 @@ def clip_state(model: Any) -> PyTree:
         inside a `LossScaleOptimizer`.
 
     Returns:
-      The state of the transformation that `clipped` was called with.
+      A copy of the state of the transformation that `clipped` was called with.
 
     Raises:
       TypeError: There is no optimizer that `clipped` has returned.
@@ -42,4 +45,5 @@ def clip_state(model: Any) -> PyTree:
         raise ValueError(_validate.must_be("model", f"{wanted} built", model, advice))
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
-    return optimizer.optclip_held.state()
+    # The next step of `model.fit` deletes the arrays of the variables.
+    return jax.tree.map(jnp.copy, optimizer.optclip_held.state())

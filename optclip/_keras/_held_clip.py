@@ -78,7 +78,7 @@ class HeldClip:
         """Return the clipped gradients, and store the new state."""
         names, self.pending = self.pending or [], None
         params = self._params()
-        # A variable without a gradient has a zero gradient, which no rule learns from.
+        # As in JAX, the gradient of an unused variable is zero.
         zeros = jax.tree.map(jnp.zeros_like, params)
         updates = zeros | dict(zip(names, grads, strict=True))
         result: tuple[Any, Any]

@@ -1,6 +1,5 @@
 """Train small models of each library, and compare one step with NumPy."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,53 +119,3 @@ def test_keras_variables_are_grouped_by_path():
     assert len(biases) == 2
     norm = optclip.metrics(state)["clip/norm/bias"]
     np.testing.assert_allclose(norm, by_hand.norm(biases), rtol=1e-5, atol=1e-30)
-
-
-def losses_of_fit(names, optimizer):
-    """Return the loss of each epoch of the page's model, in the order of its data."""
-    model = names["make_model"](optimizer)
-    data = {"x": names["x"], "y": names["y"], "batch_size": 16, "shuffle": False}
-    return model.fit(**data, epochs=3, verbose=0).history["loss"], model
-
-
-def test_keras_subclasses_train_as_global_clipnorm():
-    names = page.names("Stateless clipping in Keras `model.fit`")
-    stateful = page.names("Stateful clipping in Keras `model.fit`")["ClippedSGD"]
-    sgd = names["keras"].optimizers.SGD
-    fixed = type("Fixed", (stateful,), {"clip": optclip.clip_by_global_norm(1.0)})
-    options = {"gradient_accumulation_steps": 2}
-    expected, _ = losses_of_fit(names, sgd(0.05, global_clipnorm=1.0, **options))
-    stateless, _ = losses_of_fit(names, names["ClippedSGD"](0.05, **options))
-    recorded, model = losses_of_fit(names, fixed(0.05, **options))
-    unclipped, _ = losses_of_fit(names, sgd(0.05, **options))
-    np.testing.assert_allclose(stateless, expected, rtol=1e-6)
-    np.testing.assert_allclose(recorded, expected, rtol=1e-6)
-    assert abs(unclipped[-1] - expected[-1]) > 0.1
-    metrics = optclip.metrics(model.optimizer.clip_state())
-    assert metrics["clip/rate"] > 0.5
-
-
-# Keras calls np.array in a way that NumPy 2 has deprecated.
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_keras_clip_state_is_saved_and_restored(tmp_path):
-    names = page.names("Stateful clipping in Keras `model.fit`")
-    by_hand.check_trained(names["losses"], names["model"].optimizer.clip_state())
-    _, model = losses_of_fit(names, names["ClippedSGD"](0.05))
-    model.save(tmp_path / "model.keras")
-    classes = {"ClippedSGD": names["ClippedSGD"]}
-    load = names["keras"].saving.load_model
-    restored = load(tmp_path / "model.keras", custom_objects=classes)
-    states = [m.optimizer.clip_state() for m in (model, restored)]
-    chex.assert_trees_all_equal(*states)
-    batch = {"x": names["x"], "y": 3 * names["y"], "batch_size": 64, "verbose": 0}
-    for each in (model, restored):
-        each.fit(**batch)
-    chex.assert_trees_all_equal(*(m.optimizer.clip_state() for m in (model, restored)))
-    assert optclip.metrics(model.optimizer.clip_state())["clip/coefficient"] < 1
-
-
-def test_keras_compile_rejects_optax():
-    """The page states this; shorten the page when this test fails."""
-    model = page.names("Keras 3 on JAX")["model"]
-    with pytest.raises(ValueError, match="Could not interpret optimizer"):
-        model.compile(optimizer=optax.sgd(0.1))

@@ -1,0 +1,298 @@
+"""Train, save and load Keras models with the optimizers of `optclip.keras`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import optax
+import pytest
+from keras import optimizers
+
+import optclip
+from tests.integration.stacks import by_hand, page
+
+FIXED = optclip.clip_by_global_norm(1.0)
+# A memory and a record for each variable, under its name.
+LEARNED = optclip.clip_by_norm(optclip.thresholds.quantile(0.5, 8), record="leaves")
+X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+Y = np.sin(X).sum(axis=1, keepdims=True)
+# Keras calls np.array in a way that NumPy 2 has deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning"
+)
+
+
+def make_model(optimizer, **options):
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    layers = [layers.Dense(8, activation="relu"), layers.Dense(8), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile(optimizer=optimizer, loss="mse", **options)
+    return model
+
+
+def fit(model, epochs=3, **options):
+    options = {"batch_size": 16, "shuffle": False, "verbose": 0} | options
+    return model.fit(X, Y, epochs=epochs, **options).history
+
+
+def state_of(model):
+    """Return the optimizer's variables, the clipping state last."""
+    return [v.numpy() for v in model.optimizer.variables]
+
+
+def read(model):
+    return optclip.metrics(optclip.keras.clip_state(model))
+
+
+def test_block_of_page_clips_some_steps():
+    names = page.names("Clipping in Keras `model.fit`")
+    state = optclip.keras.clip_state(names["model"])
+    by_hand.check_trained(names["losses"], state)
+
+
+@pytest.mark.parametrize(
+    ("policy", "of_optimizer", "of_compile"),
+    [
+        ("float32", {}, {"steps_per_execution": 3}),
+        ("float32", {"gradient_accumulation_steps": 2}, {}),
+        ("mixed_float16", {}, {}),
+    ],
+    ids=["steps_per_execution", "accumulation", "mixed_float16"],
+)
+def test_fit_of_clipped_optimizer_equals_global_clipnorm(
+    policy, of_optimizer, of_compile
+):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        adam = optimizers.Adam(0.05, global_clipnorm=1.0, **of_optimizer)
+        expected = fit(make_model(adam, **of_compile))["loss"]
+        adam = optimizers.Adam(0.05, **of_optimizer)
+        model = make_model(optclip.keras.clipped(adam, FIXED), **of_compile)
+        losses = fit(model)["loss"]
+    finally:
+        keras.config.set_dtype_policy(before)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    logged = read(model)
+    assert logged["clip/rate"] > 0.5
+    # Neither the steps between updates nor those whose loss overflows are recorded.
+    steps = {"accumulation": 6, "mixed_float16": 11}
+    case = "accumulation" if of_optimizer else policy
+    assert logged["clip/steps"] == steps.get(case, 12)
+
+
+OPTIMIZERS = [
+    name
+    for name, kind in vars(optimizers).items()
+    if isinstance(kind, type)
+    and issubclass(kind, optimizers.Optimizer)
+    and name not in ("LossScaleOptimizer", "MultiOptimizer", "Optimizer")
+]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_of_keras_clips_as_global_clipnorm(name):
+    kind = getattr(optimizers, name)
+    results = []
+    for optimizer in (
+        kind(0.1, global_clipnorm=1.0),
+        optclip.keras.clipped(kind(0.1), FIXED),
+    ):
+        variables = [keras.Variable(np.ones((2, 2), np.float32)) for _ in range(2)]
+        for size in (3.0, 0.1):
+            optimizer.apply([size * jnp.arange(4.0).reshape(2, 2)] * 2, variables)
+        results.append([v.numpy() for v in variables])
+    np.testing.assert_allclose(*results, rtol=1e-5)
+    assert read(optimizer)["clip/clipped"] == 1
+
+
+LOAD = """
+import sys, keras, numpy as np, optclip
+from tests.integration.stacks import test_keras as t
+objects = optclip.keras.custom_objects(t.LEARNED)
+model = keras.saving.load_model(sys.argv[1], custom_objects=objects)
+states = [t.state_of(model)]
+losses = t.fit(model)["loss"]
+np.savez(sys.argv[2], *states[0], *t.state_of(model), losses)
+"""
+
+
+def test_new_process_restores_model_and_continues(tmp_path):
+    """It numbers the layers from 0, and this process from a higher number."""
+    model = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    paths = [tmp_path / "model.keras", tmp_path / "states.npz"]
+    subprocess.run(
+        [sys.executable, "-c", LOAD, *paths], check=True, cwd=Path(__file__).parents[3]
+    )
+    expected = [*state_of(model), fit(model)["loss"]]
+    expected[-1:-1] = state_of(model)
+    with np.load(paths[1]) as saved:
+        for a, b in zip(saved.values(), expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert 0 < min(v for k, v in read(model).items() if "clip/rate" in k) < 1
+
+
+def test_weights_load_into_layers_with_other_numbers(tmp_path):
+    """The names `dense_9` and `dense_10` are sorted in the other order."""
+    keras.backend.clear_session()
+    for _ in range(3):
+        model = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
+    model = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
+    assert [layer.name for layer in model.layers] == ["dense_9", "dense_10", "dense_11"]
+    fit(model)
+    model.save_weights(tmp_path / "model.weights.h5")
+    keras.backend.clear_session()
+    other = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(tmp_path / "model.weights.h5")
+    logged, restored = read(model), read(other)
+    for a, b in zip(model.trainable_variables, other.trainable_variables, strict=True):
+        norm = f"clip/norm/{a.path}", f"clip/norm/{b.path}"
+        assert a.path != b.path
+        assert logged[norm[0]] == restored[norm[1]] > 0
+    assert fit(model)["loss"] == fit(other)["loss"]
+
+
+def test_loading_with_another_clip_raises(tmp_path):
+    model = make_model(optclip.keras.clipped(optimizers.SGD(0.05), LEARNED))
+    model.optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(TypeError, match=r"custom_objects=optclip\.keras\.custom_obj"):
+        keras.saving.load_model(tmp_path / "model.keras")
+    objects = optclip.keras.custom_objects(FIXED)
+    with pytest.raises(ValueError, match="the saved state has 'clip_memory.norms"):
+        keras.saving.load_model(tmp_path / "model.keras", custom_objects=objects)
+    other = make_model(optclip.keras.clipped(optimizers.SGD(0.05), FIXED))
+    other.optimizer.build(other.trainable_variables)
+    with pytest.raises(ValueError, match=r"must have 8 variables, as this one, got 42"):
+        other.load_weights(tmp_path / "model.weights.h5")
+
+
+def test_data_parallel_training_equals_one_device():
+    one = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
+    expected = fit(one)["loss"]
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    try:
+        model = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
+        losses = fit(model)["loss"]
+        (variable, *_) = model.optimizer.variables[-1:]
+        assert len(variable.value.sharding.device_set) == 8
+    finally:
+        keras.distribution.set_distribution(None)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for a, b in zip(state_of(model), state_of(one), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_metrics_of_trainable_layers_are_logged_by_path():
+    class Record(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            steps.append((batch, logs.get("clip/steps")))
+
+    steps = []
+    model = make_model(optclip.keras.clipped(optimizers.SGD(0.05), LEARNED))
+    model.layers[0].trainable = False
+    model.compile(model.optimizer, loss="mse")
+    callbacks = [optclip.keras.log_metrics(every=2), Record()]
+    history = fit(model, callbacks=callbacks)
+    norms = {key for key in history if key.startswith("clip/norm/")}
+    assert norms == {f"clip/norm/{v.path}" for v in model.trainable_variables}
+    assert len(norms) == 4
+    assert history["clip/steps"] == [4, 8, 12]
+    assert steps[:4] == [(0, None), (1, 2), (2, None), (3, 4)]
+
+
+def test_parameters_are_passed_by_path():
+    is_kernel = optclip.by_path(lambda path: path.endswith("kernel"))
+    clip = optclip.recipes.agc(0.01, mask=is_kernel)
+    model = make_model(optclip.keras.clipped(optimizers.SGD(0.0), clip))
+    fit(model, epochs=1)
+    largest = max(v for k, v in read(model).items() if "threshold" in k)
+    assert 0 < largest < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+def test_missing_gradients_and_equal_names_share_norm():
+    def variable(name):
+        return keras.Variable(np.zeros(2, np.float32), name=name)
+
+    variables = [variable("a"), variable("b"), variable("a")]
+    clip = optclip.clip_by_global_norm(5.0, record="leaves")
+    optimizer = optclip.keras.clipped(optimizers.SGD(1.0), clip)
+    optimizer.apply([jnp.array([6.0, 0.0]), None, jnp.array([0.0, 8.0])], variables)
+    stepped = [v.numpy().tolist() for v in variables]
+    assert stepped == [[-3, 0], [0, 0], [0, -4]]
+    optimizer.apply([jnp.array([6.0, 8.0])], variables[2:])
+    assert variables[2].numpy().tolist() == [-3, -8]
+    logged = read(optimizer)
+    names = ("a", "b", "a_1")
+    assert [logged[f"clip/leaf_norm/{name}"] for name in names] == [0, 0, 10]
+
+
+class Pasted(optimizers.SGD):
+    def _clip_gradients(self, grads):
+        return grads
+
+
+class Replaced(optimizers.SGD):
+    def _backend_apply_gradients(self, grads, trainable_variables):
+        pass
+
+
+def built():
+    optimizer = optimizers.SGD(0.1)
+    optimizer.build([])
+    return optimizer
+
+
+def excluded():
+    optimizer = optimizers.AdamW(0.1)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: optimizers.Adam(clipnorm=1.0), ValueError, r"Remove clipnorm=1.0.*clip_by_norm"),
+        (lambda: optimizers.Adam(global_clipnorm=1.0), ValueError, "Remove global_clipnorm=1.0"),
+        (lambda: optimizers.Adam(clipvalue=0.5), ValueError, r"optclip.clip_by_value\(0.5\) cl"),
+        (built, ValueError, "It has been built; clip before compile or build"),
+        (excluded, ValueError, "exclude_from_weight_decay on the clipped optimizer"),
+        (lambda: optimizers.LossScaleOptimizer(optimizers.SGD()), TypeError, "Clip the optimizers inside"),
+        (lambda: optclip.keras.clipped(optimizers.SGD(), FIXED), TypeError, "optax.chain.first"),
+        (Pasted, TypeError, "Pasted overrides _clip_gradients; pass its base class"),
+        (lambda: optimizers.Adam, TypeError, r"must be an unbuilt Keras .* such as keras.opt"),
+    ],
+)  # fmt: skip
+def test_optimizer_that_cannot_be_clipped_raises_with_fix(make, error, words):
+    with pytest.raises(error, match=words):
+        optclip.keras.clipped(make(), FIXED)
+
+
+def test_step_that_was_not_clipped_raises():
+    optimizer = optclip.keras.clipped(Replaced(), FIXED)
+    with pytest.raises(RuntimeError, match="the step of Replaced was not clipped"):
+        optimizer.apply([jnp.ones(2)], [keras.Variable(np.ones(2, np.float32))])
+
+
+def test_clip_state_of_unusable_model_raises_with_fix():
+    with pytest.raises(TypeError, match=r"result of optclip.keras.clipped\(optimizer"):
+        optclip.keras.clip_state(make_model(optimizers.SGD()))
+    with pytest.raises(ValueError, match="call optimizer.build.model.trainable_var"):
+        optclip.keras.clip_state(
+            make_model(optclip.keras.clipped(optimizers.SGD(), FIXED))
+        )
+
+
+def test_keras_compile_rejects_optax():
+    """The reason for `clipped`; shorten the page when this test fails."""
+    with pytest.raises(ValueError, match="Could not interpret optimizer"):
+        make_model(optax.sgd(0.1))
