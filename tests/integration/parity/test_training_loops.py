@@ -1,0 +1,313 @@
+"""Port training loops: code of TensorFlow's texts and the same loop with optclip."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import functional as F
+
+from .clips import keras, tensor, tf, torch
+
+STEPS = 5
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(16, 3)).astype(np.float32)
+Y = 40 * RNG.normal(size=(16, 2)).astype(np.float32)
+IDS = np.array([0, 2])
+# The last is used by no loss: its gradient is None in TensorFlow and zero in JAX.
+START = [np.ones((3, 2), np.float32), np.zeros(2, np.float32), np.ones(2, np.float32)]
+GD = tf.compat.v1.train.GradientDescentOptimizer
+
+
+def tf_loss(kernel, bias, *unused):
+    return tf.reduce_mean((X @ kernel + bias - Y) ** 2)
+
+
+def tf_embedding_loss(kernel, bias, *unused):
+    """Return a loss whose gradient for the kernel is an `IndexedSlices`."""
+    return tf.reduce_sum((tf.gather(kernel, IDS) + bias - 20.0) ** 2)
+
+
+def loss(params):
+    return jnp.mean((X @ params[0] + params[1] - Y) ** 2)
+
+
+def embedding_loss(params):
+    return jnp.sum((params[0][IDS] + params[1] - 20.0) ** 2)
+
+
+def tape(clip, optimizer, loss_of=tf_loss, count=2):
+    """Train with a `GradientTape`, as in TensorFlow 2."""
+
+    def train():
+        variables = [tf.Variable(x) for x in START[:count]]
+        apply = optimizer()
+        for _ in range(STEPS):
+            with tf.GradientTape() as tape:
+                value = loss_of(*variables)
+            grads = clip(tape.gradient(value, variables))
+            apply.apply_gradients(zip(grads, variables, strict=True))
+        return variables
+
+    return train
+
+
+def compute_apply(clip_pairs, count=2):
+    """Train with `compute_gradients` and `apply_gradients`, as in TensorFlow 1."""
+
+    def train():
+        variables = [tf.Variable(x) for x in START[:count]]
+        optimizer = GD(0.1)
+        for _ in range(STEPS):
+            pairs = optimizer.compute_gradients(lambda: tf_loss(*variables), variables)
+            optimizer.apply_gradients(clip_pairs(pairs))
+        return variables
+
+    return train
+
+
+def compiled(optimizer):
+    """Train with `model.compile` and `model.fit`."""
+
+    def train():
+        layer = keras.layers.Dense(2, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((3,)), layer])
+        model.compile(optimizer=optimizer(), loss="mse")
+        model.fit(X, Y, batch_size=16, epochs=STEPS, verbose=0)
+        return model.trainable_variables
+
+    return train
+
+
+def ours(tx, loss_of=loss):
+    params = [jnp.asarray(x) for x in START]
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, state):
+        grads = jax.grad(loss_of)(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(STEPS):
+        params, state = step(params, state)
+    return params
+
+
+def per_gradient(function):
+    """Return a transformation that applies a function to all gradients."""
+    return optax.stateless(lambda grads, params: function(grads))
+
+
+def custom_clip(grads, threshold):
+    clipped = []
+    for grad in grads:
+        norm = tf.norm(grad)
+        if norm > threshold:
+            grad = grad * (threshold / norm)
+        clipped.append(grad)
+    return clipped
+
+
+def capper(grad):
+    return tf.sign(grad) * tf.minimum(tf.abs(grad), 2.0)
+
+
+def our_capper(grad):
+    return jnp.sign(grad) * jnp.minimum(jnp.abs(grad), 2.0)
+
+
+def global_pairs(pairs):
+    grads, variables = zip(*pairs, strict=True)
+    grads, _ = tf.clip_by_global_norm(grads, 5.0)
+    return zip(grads, variables, strict=True)
+
+
+LOW, HIGH = np.float32([-1.0, -0.5]), np.float32([0.5, 2.0])
+SGD, ADAM = optax.sgd(0.1), optax.adam(1.0)
+# The order of float32 sums differs.
+ROUNDING = 2e-5
+# Keras adds eps=1e-7 before, and optax 1e-8 after the bias correction. Adam divides by
+# the clipped size, so that clipping only shows at a high learning rate.
+EPS = 5e-3
+
+
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
+def adam(**options):
+    return lambda: keras.optimizers.Adam(1.0, **options)
+
+
+LOOPS = {
+    "tape, global norm, Adam": (
+        tape(lambda grads: tf.clip_by_global_norm(grads, clip_norm=1.0)[0], adam()),
+        (optclip.clip_by_global_norm(max_norm=1.0), ADAM),
+        EPS,
+    ),
+    "tape, list of values": (
+        tape(lambda grads: [tf.clip_by_value(g, -5.0, 5.0) for g in grads], sgd),
+        (optclip.clip_by_value(5.0), SGD),
+        ROUNDING,
+    ),
+    "tape, custom clip with if": (
+        tape(lambda grads: custom_clip(grads, 1.0), sgd),
+        (optclip.clip_by_norm(1.0), SGD),
+        ROUNDING,
+    ),
+    "compile, clipvalue": (
+        compiled(lambda: keras.optimizers.SGD(0.1, clipvalue=1.0)),
+        (optclip.clip_by_value(1.0), SGD),
+        ROUNDING,
+    ),
+    "tape, list of norms": (
+        tape(lambda grads: [tf.clip_by_norm(g, 5.0) for g in grads], sgd),
+        (per_gradient(lambda grads: F.clip_by_norm(grads, 5.0)), SGD),
+        ROUNDING,
+    ),
+    "compute, cap, apply": (
+        compute_apply(lambda ps: [(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in ps]),
+        (optclip.clip_by_value(1.0), SGD),
+        ROUNDING,
+    ),
+    "compile, Adam with clipvalue": (
+        compiled(adam(clipvalue=1.0)),
+        (optclip.clip_by_value(1.0), ADAM),
+        EPS,
+    ),
+    "compute, MyCapper, apply": (
+        compute_apply(lambda pairs: [(capper(g), v) for g, v in pairs]),
+        (optax.stateless_with_tree_map(lambda g, _: our_capper(g)), SGD),
+        ROUNDING,
+    ),
+    "compute, global norm with None, apply": (
+        compute_apply(global_pairs, count=3),
+        (optclip.clip_by_global_norm(5.0), SGD),
+        ROUNDING,
+    ),
+    "tape, None if None": (
+        tape(lambda gs: [None if g is None else tf.clip_by_norm(g, 1.0) for g in gs], sgd, count=3),
+        (optclip.clip_by_norm(1.0), SGD),
+        ROUNDING,
+    ),
+    "tape, global norm": (
+        tape(lambda grads: tf.clip_by_global_norm(grads, 5.0)[0], sgd),
+        (optclip.clip_by_global_norm(5.0), SGD),
+        ROUNDING,
+    ),
+    "tensor bounds": (
+        tape(lambda grads: [tf.clip_by_value(g, LOW, HIGH) for g in grads], sgd),
+        (optclip.clip_by_value(lower=[LOW, LOW, -1.0], upper=[HIGH, HIGH, 1.0]), SGD),
+        ROUNDING,
+    ),
+    "axes": (
+        tape(lambda grads: [tf.clip_by_norm(g, 1.0, axes=[0]) for g in grads], sgd),
+        (optclip.clip_by_norm(1.0, axis=0), SGD),
+        ROUNDING,
+    ),
+    "use_norm": (
+        tape(lambda gs: tf.clip_by_global_norm(gs, 5.0, use_norm=tf.linalg.global_norm(gs))[0], sgd),
+        (per_gradient(lambda gs: F.clip_by_global_norm(gs, 5.0, use_norm=F.global_norm(gs))[0]), SGD),
+        ROUNDING,
+    ),
+    "average norm": (
+        tape(lambda gs: [tf.compat.v1.clip_by_average_norm(g, 0.5) for g in gs], sgd),
+        (optclip.clip_by_average_norm(0.5), SGD),
+        ROUNDING,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize("name", LOOPS)
+def test_training_loop_ends_with_parameters_of_tensorflow(name):
+    train, (clip, optimizer), atol = LOOPS[name]
+    params = ours(optax.chain(clip, optimizer))
+    for a, b in zip(params, train(), strict=False):
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+    unclipped = ours(optimizer)
+    assert np.max(np.abs(unclipped[0] - params[0])) > 10 * atol
+
+
+def test_training_loop_of_embedding_ends_with_parameters_of_tensorflow():
+    """An `IndexedSlices` in TensorFlow is dense in `jax.grad`."""
+    clip = tape(lambda gs: tf.clip_by_global_norm(gs, 1.0)[0], sgd, tf_embedding_loss)
+    params = ours(optax.chain(optclip.clip_by_global_norm(1.0), SGD), embedding_loss)
+    for a, b in zip(params, clip(), strict=False):
+        np.testing.assert_allclose(a, b, rtol=0, atol=ROUNDING)
+    assert np.max(np.abs(ours(SGD, embedding_loss)[0] - params[0])) > 1
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+def test_unused_variable_decays_in_optax_only():
+    """The page on migrating states it, with the mask that prevents it."""
+    decay = {"weight_decay": 0.1}
+    train = tape(lambda gs: gs, lambda: keras.optimizers.AdamW(0.1, **decay), count=3)
+    used = [True, True, False]
+    for tx, expected in (
+        (optax.adamw(0.1, **decay), 0.99**STEPS),
+        (optax.adamw(0.1, **decay, mask=used), 1.0),
+    ):
+        np.testing.assert_allclose(ours(tx)[2], [expected] * 2, rtol=1e-6)
+    np.testing.assert_array_equal(train()[2], [1, 1])
+
+
+def test_adam_of_keras_differs_by_its_eps():
+    """The page on migrating states the difference, and Keras's option without it."""
+    clip = optclip.clip_by_global_norm(1.0)
+    params = ours(optax.chain(clip, optax.adam(0.1)))
+
+    def difference(**options):
+        train = tape(
+            lambda grads: tf.clip_by_global_norm(grads, 1.0)[0],
+            lambda: keras.optimizers.Adam(0.1, **options),
+        )
+        pairs = zip(params, train(), strict=False)
+        return max(np.max(np.abs(a - b)) for a, b in pairs)
+
+    assert 5e-5 < difference() < 2e-4
+    assert difference(epsilon=1e-10) < 2e-5
+
+
+def test_if_on_traced_norm_raises():
+    def literal(grad):
+        norm = jnp.linalg.norm(grad)
+        return grad / norm if norm > 1.0 else grad
+
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(literal)(jnp.ones(3))
+    clipped = jax.jit(lambda grad: F.clip_by_norm(grad, 1.0))(jnp.ones(3))
+    np.testing.assert_allclose(clipped, literal(jnp.ones(3)), rtol=1e-6)
+
+
+CLIP = optclip.clip_by_global_norm(1.0)
+TENSORS = {
+    "tf.constant": (lambda: tf.constant([3.0, 4.0]), "tf.convert_to_tensor"),
+    "tf.Variable": (lambda: tf.Variable([3.0, 4.0]), "tf.convert_to_tensor"),
+    "tf.IndexedSlices": (
+        lambda: tf.IndexedSlices(tf.ones((1, 2)), tf.constant([1]), tf.constant([3, 2])),
+        "tf.convert_to_tensor",
+    ),
+    "keras.Variable": (lambda: keras.Variable([3.0, 4.0]), "Pass its .value"),
+    "torch.tensor": (lambda: tensor(np.float32([3, 4])), "jnp.from_dlpack"),
+    "torch.nn.Parameter": (lambda: torch.nn.Parameter(torch.ones(2)), "jnp.from_dlpa"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensor_of_another_library_raises_with_conversion(name):
+    make, words = TENSORS[name]
+    for call in (
+        lambda x: F.clip_by_norm(x, 1.0),
+        lambda x: F.clip_by_value([x], 1.0),
+        lambda x: F.clip_by_global_norm({"w": x}, 1.0),
+        lambda x: F.global_norm(jnp.ones(2), mask=x),
+        lambda x: optclip.clip_by_global_norm(x),
+        lambda x: CLIP.update([x], CLIP.init([jnp.ones(2)])),
+        lambda x: optclip.clip_by_norm(1.0).init([x]),
+    ):
+        with pytest.raises(TypeError, match=f"(?s)must be .* got .*{words}"):
+            call(make())
