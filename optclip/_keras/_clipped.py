@@ -139,7 +139,7 @@ class Clipping(Base):
         plain = self.keras_class.from_config(super().get_config())
         return {
             "optimizer": keras().optimizers.serialize(plain),
-            "clip_state": self.optclip_held.entries() if self.built else None,
+            "clip_state": self.optclip_held.entries,
             "load_with": _HINT,
         }
 

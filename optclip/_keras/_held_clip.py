@@ -25,16 +25,20 @@ class HeldClip:
 
     Attributes:
       transformation: The clipping transformation.
-      saved: The entries of the saved state that the optimizer will load, or None.
+      entries: The fields and shape of each array of the state; None before `build`.
+      saved: The `entries` of the saved state that the optimizer will load, or None.
       variables: The variables of the state, one per leaf, in the order of the model.
       pending: The variables whose gradients Keras will pass to `clip`.
     """
 
     def __init__(
-        self, transformation: optax.GradientTransformationExtraArgs, saved: Any = None
+        self,
+        transformation: optax.GradientTransformationExtraArgs,
+        saved: list[str] | None = None,
     ) -> None:
         self.transformation = transformation
-        self.saved = saved
+        self.entries: list[str] | None = None
+        self.saved: list[str] | None = saved
         self.variables: list[Any] = []
         self.pending: list[str] | None = None
         self._built_with: list[Any] = []
@@ -55,7 +59,8 @@ class HeldClip:
         state = self.transformation.init(self._params())
         leaves, self._treedef = jax.tree.flatten(state)
         self._order = in_model_order(state, names)
-        self._check_saved(state)
+        self.entries = _entries(state, self._order)
+        self._check_saved()
         for i in self._order:
             leaf = jnp.asarray(leaves[i])
             variable = optimizer.add_variable(
@@ -93,33 +98,30 @@ class HeldClip:
         leaves = [v.value for _, v in sorted(pairs, key=lambda pair: pair[0])]
         return jax.tree.unflatten(self._treedef, leaves)
 
-    def entries(self) -> list[str]:
-        """Return the fields and the shape of each array of the state."""
-        return self._entries(self.state())
-
-    def _entries(self, state: PyTree) -> list[str]:
-        # Without the names of variables, which another process may number differently.
-        texts = []
-        for path, leaf in jax.tree.leaves_with_path(state):
-            fields = [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey)]
-            texts.append(f"{'.'.join(fields)} {list(jnp.shape(leaf))}")
-        return [texts[i] for i in self._order]
-
     def _params(self) -> collections.OrderedDict[str, Any]:
         pairs = [(name, v.value) for name, v in self._clipped.items()]
         return collections.OrderedDict(pairs)
 
-    def _check_saved(self, state: PyTree) -> None:
-        new = self._entries(state)
-        if self.saved is None or self.saved == new:
+    def _check_saved(self) -> None:
+        if self.saved is None or self.saved == self.entries:
             return
-        pairs = itertools.zip_longest(self.saved, new, fillvalue="nothing more")
+        both = self.saved, self.entries or []
+        pairs = itertools.zip_longest(*both, fillvalue="nothing more")
         saved, made = next((a, b) for a, b in pairs if a != b)
         raise ValueError(
             f"`clip` must be as saved: the saved state has {saved!r} where the state of"
             f" `clip` has {made!r}. Build it with the same arguments; only fixed"
             " thresholds may differ."
         )
+
+
+def _entries(state: PyTree, order: list[int]) -> list[str]:
+    # Without the names of variables, which another process may number differently.
+    texts = []
+    for path, leaf in jax.tree.leaves_with_path(state):
+        fields = [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey)]
+        texts.append(f"{'.'.join(fields)} {list(jnp.shape(leaf))}")
+    return [texts[i] for i in order]
 
 
 def _unique(paths: list[str]) -> list[str]:

@@ -12,9 +12,8 @@ from optclip import functional as F
 from .clips import keras, tensor, tf, torch
 
 STEPS = 5
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(16, 3)).astype(np.float32)
-Y = 40 * RNG.normal(size=(16, 2)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+Y = np.random.default_rng(1).normal(scale=40, size=(16, 2)).astype(np.float32)
 IDS = np.array([0, 2])
 # The last is used by no loss: its gradient is None in TensorFlow and zero in JAX.
 START = [np.ones((3, 2), np.float32), np.zeros(2, np.float32), np.ones(2, np.float32)]
@@ -127,11 +126,11 @@ def global_pairs(pairs):
 
 LOW, HIGH = np.float32([-1.0, -0.5]), np.float32([0.5, 2.0])
 SGD, ADAM = optax.sgd(0.1), optax.adam(1.0)
-# The order of float32 sums differs.
-ROUNDING = 2e-5
+# A few roundings of parameters of up to 8, since the order of float32 sums differs.
+ROUNDING = 2e-6
 # Keras adds eps=1e-7 before, and optax 1e-8 after the bias correction. Adam divides by
 # the clipped size, so that clipping only shows at a high learning rate.
-EPS = 5e-3
+EPS = 1e-3
 
 
 def sgd():
@@ -268,8 +267,8 @@ def test_adam_of_keras_differs_by_its_eps():
         pairs = zip(params, train(), strict=False)
         return max(np.max(np.abs(a - b)) for a, b in pairs)
 
-    assert 5e-5 < difference() < 2e-4
-    assert difference(epsilon=1e-10) < 2e-5
+    assert 1e-5 < difference() < 1e-4
+    assert difference(epsilon=1e-10) < 5e-6
 
 
 def test_if_on_traced_norm_raises():
