@@ -152,7 +152,8 @@ _ELSEWHERE = {
 
 def __getattr__(name: str) -> object:
     places = (
-        functional, recipes, thresholds, responses, scopes, norms, per_example, typing
+        functional, recipes, thresholds, responses, scopes, norms, per_example, keras,
+        typing,
     )  # fmt: skip
     found = [f"{m.__name__}.{name}" for m in places if name in m.__all__]
     found = [f"{__name__}.{_ELSEWHERE[name]}"] if name in _ELSEWHERE else found

@@ -15,6 +15,8 @@ from ._library import keras
 # The subclasses are made at run time, since importing optclip must not import Keras.
 Base: Any = Any if TYPE_CHECKING else object
 
+# The name under which Keras saves an optimizer, and `custom_objects` loads it.
+SAVED_NAME = "ClippedOptimizer"
 # In the configuration of a saved optimizer. Keras prints the configuration if the
 # optimizer cannot be loaded.
 _HINT = (
@@ -119,7 +121,7 @@ class Clipping(Base):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         grads = list(grads)
-        if trainable_variables is not None:
+        if grads and trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             self.build(trainable_variables)
         held = self.optclip_held
@@ -163,8 +165,4 @@ def _class_of(kind: Any) -> Any:
         "__qualname__": f"Clipped[{kind.__name__}]",
         "keras_class": kind,
     }
-    # The name under which Keras saves it, and `custom_objects` loads it.
     return type(SAVED_NAME, (Clipping, kind), names)
-
-
-SAVED_NAME = "ClippedOptimizer"

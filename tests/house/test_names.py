@@ -11,6 +11,7 @@ EQUIVALENTS = {
     "zclip": "optclip.recipes.zclip",
     "quantile": "optclip.thresholds.quantile",
     "global_norm": "optclip.functional.global_norm",
+    "clipped": "optclip.keras.clipped",
     # Of other libraries.
     "adaptive_grad_clip": "optclip.recipes.agc",
     "apply_if_finite": "optclip.skip",
