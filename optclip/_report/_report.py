@@ -1,0 +1,162 @@
+"""Compute a report: the summary, the verdict, and a threshold for each norm."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .._monitor import Suggestion, has_run, parts_in, suggest, summary
+from .._plot import clip_in, steps_in
+from ._log import Log
+
+# Of more groups or leaves, those with the largest median norms are reported.
+MOST = 10
+
+
+class Norm(NamedTuple):
+    """Hold what a run says about one norm.
+
+    Attributes:
+      name: Name of the transformation.
+      part: Label of the group or path of the leaf; None for the only norm.
+      steps: Number of norms.
+      nonfinite: Number of NaN or inf norms.
+      median: Median of the finite norms; None if there are none.
+      largest: Largest finite norm; None if there are none.
+      at: Its step.
+      threshold: The last finite threshold of the run; None if it clipped nothing.
+      clipped: Fraction of the steps that the run clipped; None without a threshold.
+      suggestion: The suggested threshold, if there is one.
+      problem: Why there is none; otherwise empty.
+    """
+
+    name: str
+    part: str | None
+    steps: int
+    nonfinite: int
+    median: float | None
+    largest: float | None
+    at: int | None
+    threshold: float | None
+    clipped: float | None
+    suggestion: Suggestion | None
+    problem: str
+
+    @property
+    def label(self) -> str:
+        """The name and the part, as in the keys of `metrics`."""
+        return self.name if self.part is None else f"{self.name}/{self.part}"
+
+
+class Report(NamedTuple):
+    """Hold a report.
+
+    Attributes:
+      path: Name of the file.
+      log: The run.
+      steps: The first and the last step.
+      summary: Lines about the last step; empty for norms of another library.
+      verdict: What stands out, and what to change.
+      norms: What the run says about each norm.
+      left: Number of groups or leaves that are not in `norms`.
+    """
+
+    path: str
+    log: Log
+    steps: tuple[int, int]
+    summary: list[str]
+    verdict: list[str]
+    norms: list[Norm]
+    left: int
+
+
+def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
+    """Return the report on a run; `rate` and `skip_first` are passed to `suggest`."""
+    steps = steps_in(log.columns).at
+    lines = summary({**log.columns, "step": steps}).splitlines()
+    verdict = [line[3:] for line in lines if line.startswith("-> ")]
+    about = [] if log.is_bare else [line for line in lines if line[:3] != "-> "]
+    norms, left = [], 0
+    names = parts_in(log.columns)
+    # A norm of `skip` has a threshold for steps to skip, not to clip.
+    clips = [name for name in names if f"{name}/skipped" not in log.columns]
+    for name in clips or names:
+        parts = _largest_first(log.columns, name, names[name])
+        norms += [
+            _norm_of(log, name, part or None, steps, rate, skip_first)
+            for part in parts[:MOST]
+        ]
+        left += len(parts[MOST:])
+    ends = int(steps[0]), int(steps[-1])
+    return Report(path, log, ends, about, verdict, norms, left)
+
+
+def key_of(name: str, field: str, part: str | None) -> str:
+    """Return the key of a quantity in `metrics`."""
+    return "/".join(filter(None, (name, field, part)))
+
+
+def _largest_first(
+    columns: dict[str, np.ndarray], name: str, parts: list[str]
+) -> list[str]:
+    def size(part: str) -> float:
+        norms = columns[key_of(name, "norm", part)]
+        return float(np.median(np.where(np.isfinite(norms), norms, 0)))
+
+    return sorted(parts, key=size, reverse=True)
+
+
+def _norm_of(
+    log: Log,
+    name: str,
+    part: str | None,
+    steps: np.ndarray,
+    rate: float,
+    skip_first: float,
+) -> Norm:
+    is_run = has_run(log.columns, name)
+    norms, steps = log.columns[key_of(name, "norm", part)][is_run], steps[is_run]
+    finite = norms[np.isfinite(norms)]
+    threshold, clipped = _clipping_of(log, name, part)
+    suggestion, problem = None, ""
+    is_of_many = part is None and f"{name}/fraction" in log.columns
+    if is_of_many:
+        problem = (
+            "each step has several norms, of which one is recorded; record='leaves'"
+            " records each leaf"
+        )
+    else:
+        try:
+            suggestion = suggest(norms, rate, skip_first=skip_first)
+        except ValueError:
+            skipped = f" after the first {skip_first:.0%}" if skip_first else ""
+            problem = f"fewer than 10 finite norms{skipped}"
+    at = int(np.argmax(np.where(np.isfinite(norms), norms, -1)))
+    return Norm(
+        name=name,
+        part=part,
+        steps=len(norms),
+        nonfinite=len(norms) - len(finite),
+        median=float(np.median(finite)) if finite.size else None,
+        largest=float(finite.max()) if finite.size else None,
+        at=int(steps[at]) if finite.size else None,
+        threshold=threshold,
+        clipped=clipped,
+        suggestion=suggestion,
+        problem=problem,
+    )
+
+
+def _clipping_of(
+    log: Log, name: str, part: str | None
+) -> tuple[float | None, float | None]:
+    """Return the last threshold and the fraction of the steps clipped, if recorded."""
+    try:
+        clip = clip_in(log.columns, name, part)
+    except ValueError:
+        return None, None
+    thresholds = clip.threshold[np.isfinite(clip.threshold)]
+    if not thresholds.size:
+        return None, None
+    return float(thresholds[-1]), float(np.mean(clip.clipped))
