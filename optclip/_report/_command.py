@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._errors import LogError
+from ._figures import require_matplotlib
 from ._json import json_of
 from ._log import log_of
 from ._log_file import read
@@ -53,8 +54,10 @@ def _failed(message: str) -> int:
 
 def _report(options: argparse.Namespace, version: str) -> None:
     path, page = options.log, options.html
-    if page and os.path.exists(page) and os.path.samefile(path, page):
-        raise LogError(f"--html {page} would replace the log. Pass another path.")
+    if page:
+        # A long log takes minutes, so the page is checked first.
+        require_matplotlib()
+        _check_page(path, Path(page))
     report = report_of(
         path, log_of(read(path), options.norm), options.rate, options.skip_first
     )
@@ -63,6 +66,13 @@ def _report(options: argparse.Namespace, version: str) -> None:
     print(_printed(report, version, as_json=options.json))
     if page:
         print(f"wrote {page}", file=sys.stderr)
+
+
+def _check_page(log: str, page: Path) -> None:
+    if not page.parent.is_dir():
+        raise LogError(f"There is no folder {page.parent} for --html. Create it.")
+    if page.exists() and os.path.samefile(log, page):
+        raise LogError(f"--html {page} would replace the log. Pass another path.")
 
 
 def _printed(report: Report, version: str, *, as_json: bool) -> str:

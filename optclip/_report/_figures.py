@@ -32,19 +32,21 @@ class Figure(NamedTuple):
     text: str
 
 
-def figures_of(report: Report) -> list[Figure]:
-    """Return the plots of each transformation.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-    """
+def require_matplotlib() -> None:
+    """Raise an error if Matplotlib is not installed."""
     try:
-        import matplotlib as mpl
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError(
             "--html requires Matplotlib, which is not installed. Install it with pip"
             " install matplotlib."
         ) from error
+
+
+def figures_of(report: Report) -> list[Figure]:
+    """Return the plots of each transformation."""
+    import matplotlib as mpl
+
     # The settings of the user, such as a dark style, would not fit the page.
     settings: Any = {**mpl.rcParamsDefault, **_STYLE}
     with mpl.rc_context(settings):
@@ -94,7 +96,7 @@ def _of_norm(report: Report, norm: Norm) -> Iterator[Figure]:
         # The threshold is drawn with the norms that it was chosen from.
         considered = {key: x[skipped:] for key, x in columns.items()}
         draw = partial(distribution, considered, clip=norm.name)
-        title = f"{start}: distribution of the norms"
+        title = f"{start}: distribution"
         first = int(columns["step"][skipped]) if skipped else 0
         title += f" from step {first}" if skipped else ""
         yield from _figure(title, draw, f"Histogram of the norms: {numbers}")

@@ -113,7 +113,7 @@ def _norm_in(table: Table, norm: str | None) -> str:
         present = "numbers without keys" if table.is_bare else f"the numbers {listed}"
         raise LogError(f"{table.path} has no {norm!r}, but {present}.")
     for names in (_BEFORE, _NAMES):
-        matches = [key for key in keys if key.split("/")[-1].lower() in names]
+        matches = [key for key in table.keys if key.split("/")[-1].lower() in names]
         if len(matches) == 1:
             return matches[0]
         if matches:
@@ -153,6 +153,4 @@ def _check(
 ) -> None:
     if is_bad.any():
         place = table.places[int(entries[np.argmax(is_bad)])]
-        raise LogError(
-            f"{table.at(place)}: {key!r} {problem}. Pass the log of a gradient norm."
-        )
+        raise LogError(f"{table.at(place)}: {key!r} {problem}, which no run logs.")

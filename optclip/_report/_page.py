@@ -42,11 +42,7 @@ footer { border-top: 1px solid var(--line); font-size: 0.85rem; margin-top: 2rem
 
 
 def page_of(report: Report, version: str) -> str:
-    """Return the page.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-    """
+    """Return the page."""
     figures = figures_of(report)
     title = f"Gradient norms of {escape(report.path.rpartition('/')[2])}"
     body = [
@@ -108,7 +104,7 @@ def _quantiles(report: Report) -> list[str]:
         rows.append(f"<tr><td>{escape(label)}</td>{cells}</tr>")
     note = (
         f'<p class="soft">Quantiles and suggested thresholds exclude the first'
-        f" {first.skipped} of {report.log.read} steps.</p>"
+        f" {first.skipped} of {report.log.read} norms.</p>"
     )
     return ["<h2>Quantiles of the norms</h2>", *_table(heads, rows), note]
 

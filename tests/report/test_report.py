@@ -1,0 +1,332 @@
+"""`python -m optclip report` reads a log, and says what its norms mean."""
+
+import html.parser
+import json
+import os
+import pathlib
+import runpy
+import struct
+import subprocess
+import sys
+from base64 import b64decode
+
+import numpy as np
+import pytest
+
+from optclip import plot
+
+SIZE = 100
+# Falling norms with a spike, of which the threshold 1.5 clips some.
+NORMS = np.random.default_rng(0).gamma(6.0, 0.2, SIZE) + 1 / np.arange(1, SIZE + 1)
+NORMS[70] = 40.0
+LIMIT = 1.5
+
+
+def record(norms=NORMS, limit=LIMIT, name="clip", part=""):
+    """Return the metrics of clipping at a threshold, one array per key."""
+    arrays = {
+        "norm": norms,
+        "threshold": np.full_like(norms, limit),
+        "coefficient": np.minimum(1.0, limit / norms),
+    }
+    return {"/".join(filter(None, (name, k, part))): x for k, x in arrays.items()}
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Return a function that runs the command: exit code, stdout, stderr."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["optclip", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("optclip", run_name="__main__")
+        return ended.value.code, *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Return a function that writes a log and returns its path."""
+
+    def write(content):
+        path = tmp_path / "run.jsonl"
+        if isinstance(content, dict):
+            plot.save(content, path)
+        else:
+            path.write_bytes(
+                content if isinstance(content, bytes) else content.encode()
+            )
+        return path
+
+    return write
+
+
+@pytest.fixture
+def report(command, log):
+    """Return a function that reports on a log as JSON."""
+
+    def report(content, *options):
+        code, out, err = command("report", log(content), "--json", *options)
+        assert (code, err) == (0, "")
+        return json.loads(out, parse_constant=lambda token: pytest.fail(token))
+
+    return report
+
+
+def test_report_of_saved_metrics_equals_numpy(report):
+    steps = 10.0 * np.arange(SIZE)
+    document = report({"step": steps, **record()}, "--rate", "0.2")
+    (norm,) = document["norms"]
+    assert (document["first_step"], document["last_step"]) == (0, 990)
+    assert (norm["name"], norm["part"], norm["threshold"]) == ("clip", None, LIMIT)
+    assert (norm["largest"], norm["largest_step"]) == (40.0, 700)
+    np.testing.assert_allclose(norm["median"], np.median(NORMS), rtol=1e-12)
+    assert norm["clipped"] == np.mean(NORMS > LIMIT) > 0
+    suggestion, later = norm["suggestion"], NORMS[SIZE // 10 :]
+    assert suggestion["rate"] == np.mean(later > suggestion["max_norm"])
+    assert abs(suggestion["rate"] - 0.2) <= 0.04
+    for q, x in suggestion["quantiles"].items():
+        np.testing.assert_allclose(x, np.quantile(later, float(q)), rtol=1e-12)
+    assert any("in step 700" in finding for finding in document["verdict"])
+    assert document["summary"][0].startswith(f"clip: norm {NORMS[-1]:.4g}")
+
+
+STATE = [{"loss": 2.0, "grad_norm": x, "step": 10 * i} for i, x in enumerate(NORMS)]
+STATE.insert(50, {"eval_loss": 1.0, "step": 490})
+RAW = [{"a/grad_norm": 1.0, "a/raw_grad_norm": x} for x in NORMS]
+MIXED = [
+    dict(zip(record(), x, strict=True)) for x in zip(*record().values(), strict=True)
+]
+MIXED.insert(3, {"eval/loss": 1.0, "eval/steps": 2})
+LISTS = {"step": [*range(SIZE)], "clip/norm": [*NORMS], "run": "a"}
+TEXT = "".join(f"{x}\r\n" for x in NORMS)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "key", "last"),
+    [
+        (lines(STATE), (), "grad_norm", 990),
+        (json.dumps({"epoch": 1.0, "log_history": STATE}, indent=2), (), "grad_norm", 990),
+        (json.dumps([*NORMS, float("nan")]), (), "norm", SIZE),
+        (json.dumps([*NORMS], indent=1), (), "norm", SIZE - 1),
+        (b"\xef\xbb\xbf" + TEXT.encode(), (), "norm", SIZE - 1),
+        (TEXT + "inf\n\nNaN\nnan\n", (), "norm", SIZE + 2),
+        (lines(RAW), (), "raw_grad_norm", SIZE - 1),
+        (lines({"a/b": x, "grad_norm": None} for x in NORMS), ("--norm", "a/b"), "b", SIZE - 1),
+        (lines({"grad_norm": str(x)} for x in NORMS), (), "grad_norm", SIZE - 1),
+        (lines(MIXED), (), "clip", SIZE - 1),
+        (json.dumps(LISTS), (), "clip", SIZE - 1),
+    ],
+)  # fmt: skip
+def test_report_reads_each_format(report, content, options, key, last):
+    document = report(content, *options)
+    (norm,) = document["norms"]
+    assert (norm["name"], document["last_step"]) == (key, last)
+    assert norm["steps"] == SIZE + norm["nonfinite"]
+    np.testing.assert_allclose(norm["median"], np.median(NORMS), rtol=1e-12)
+    assert norm["largest"] == 40.0
+    assert any("40, was" in finding for finding in document["verdict"])
+
+
+PROBE = ["largest_norm", "mean_coefficient", "clipped", "fraction", "nonfinite"]
+PARTS = record(part="a") | record(3 * NORMS, part="b")
+MANY = {
+    k: x for i in range(12) for k, x in record((i + 1) * NORMS, part=f"{i}").items()
+}
+SKIP = record(name="skip") | {"skip/skipped": NORMS, "skip/consecutive": 0 * NORMS}
+NO_NORM = {"clip/fraction": 0 * NORMS + 0.5}
+
+
+@pytest.mark.parametrize(
+    ("content", "labels", "reason"),
+    [
+        (PARTS, ["clip/b", "clip/a"], None),
+        (MANY, [f"clip/{i}" for i in range(11, 1, -1)], None),
+        (record() | SKIP, ["clip"], None),
+        (SKIP, ["skip"], None),
+        (record() | {f"cell/{field}": NORMS for field in PROBE}, ["clip"], None),
+        (record() | {f"cell/{PROBE[0]}": NORMS}, ["clip"], None),
+        (record() | NO_NORM, ["clip"], "record='leaves'"),
+        ({k: x[:5] for k, x in record().items()}, ["clip"], "fewer than 10 finite norms"),
+        (record(np.full(20, np.nan), np.inf), ["clip"], "fewer than 10 finite norms"),
+    ],
+)  # fmt: skip
+def test_report_suggests_threshold_for_each_norm_or_says_why_not(
+    command, report, log, content, labels, reason
+):
+    norms = report(content)["norms"]
+    names = ["/".join(filter(None, (x["name"], x["part"]))) for x in norms]
+    assert names == labels
+    for norm in norms:
+        assert (norm["suggestion"] is None) == (reason is not None)
+        assert (reason or "") in (norm["no_suggestion"] or "")
+    _, out, _ = command("report", log(content), "--skip-first", "0")
+    assert all(f"Suggested threshold for {label}\n" in out for label in labels)
+    assert ("and 2 more" in out) == (len(labels) == 10)
+
+
+GOOD = {"grad_norm": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is empty"),
+        (" \n\n", "is empty"),
+        ("[]", "has no entries"),
+        ("epoch 1\n2\n", "Line 1 of"),
+        (b"\x93NUMPY\x01\n", "Line 1 of"),
+        (b"1\n2\n\xff\n", "Line 3 of"),
+        (lines([GOOD, GOOD]) + "{oops\n" + lines([GOOD]), "Line 3 of"),
+        ('{"grad_norm": \n' + lines([GOOD]), "Line 1 of"),
+        ('{\n"log_history": [\n1,,\n2]\n}', "Line 3 of"),
+        ("[" * 100_000, "is not a log"),
+        ('{\n"a": 1\n}', "neither 'log_history' nor lists"),
+        (json.dumps({"clip/norm": [1.0], "step": [0, 1]}), "differ in length"),
+        (lines([GOOD, GOOD]) + "3.0\n", "Line 3 of"),
+        ("1\n-2\n", "Line 2 of"),
+        (lines([{"clip/norm/a": 1.0}, {"clip/norm/a": -1.0}]), "Line 2 of"),
+        (lines([GOOD, {"grad_norm": True}]), "Line 2 of"),
+        (lines([GOOD, {"grad_norm": "high"}]), "Line 2 of"),
+        ("[1, [2]]", "Entry 2 of"),
+        (lines([GOOD | {"step": 1}, GOOD | {"step": float("nan")}]), "Line 2 of"),
+        (lines([GOOD | {"step": 1}, GOOD]), "line 1 has 'step', line 2 does not"),
+        (lines([MIXED[0], {}, {"clip/norm": 1.0}]), "line 1 has 'clip/coefficient', line 3"),
+        (lines([{"clip/norm": 1.0}, MIXED[0]]), "line 2 has 'clip/coefficient', line 1"),
+        (lines([{"loss": 1.0, "lr": 0.1, "run": "a"}]), "its numbers are 'loss', 'lr'."),
+        (lines([{}]), "its numbers are none"),
+        (lines([{"a/grad_norm": 1.0, "b/grad_norm": 1.0}]), "--norm a/grad_norm"),
+    ],
+)  # fmt: skip
+def test_bad_log_ends_with_one_line_and_code_2(command, log, content, words):
+    code, out, err = command("report", log(content))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert words in err
+
+
+def test_missing_key_or_file_ends_with_code_2(command, log, tmp_path):
+    for content, present in (
+        (lines([GOOD]), "'grad_norm'"),
+        ("1\n2\n", "without keys"),
+    ):
+        code, _, err = command("report", log(content), "--norm", "x")
+        assert code == 2
+        assert "has no 'x'" in err
+        assert present in err
+    path = log(TEXT)
+    for arguments, words in [
+        ((tmp_path,), "Is a directory"),
+        ((tmp_path / "none",), "No such file"),
+        ((path, "--html", tmp_path / "none" / "page.html"), "There is no folder"),
+        ((path, "--html", tmp_path), "Is a directory"),
+        ((path, "--html", path), "would replace the log"),
+        ((path, "--rate", "2"), "must be from 0 to 1"),
+        ((path, "--rate", "x"), "invalid fraction"),
+    ]:
+        code, out, err = command("report", *arguments)
+        assert (code, out) == (2, "")
+        assert words in err
+    assert path.read_bytes() == TEXT.encode()
+
+
+class Page(html.parser.HTMLParser):
+    """Parse what a page loads, and the images in it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.loads, self.images, self.captions, self.last = [], {}, [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.loads += [values[k] for k in ("src", "href") if k in values]
+        if tag == "img":
+            self.images[values["alt"]] = b64decode(values["src"].partition(",")[2])
+        self.last = tag
+
+    def handle_data(self, data):
+        self.captions += [data] if self.last == "figcaption" else []
+        self.last = ""
+
+
+LEAVES = {f"clip/leaf_norm/{'layer/' * 9}<{i}>": i * NORMS for i in range(3)}
+PAGES = {
+    "recorded": (
+        {"step": np.arange(SIZE), **record(), **SKIP, **LEAVES},
+        ["norm at each step", "fraction of steps clipped", "distribution", "norm of each part"],
+    ),
+    "planned": (TEXT, ["norm, if clipped at 1.8", "fraction that 1.8 would clip", "from step 10"]),
+    "groups": (MANY, ["clip/11: norm at each step", "norm of each part"]),
+    "short": ("1\n2\n", []),
+    "not finite": (record(np.full(20, np.nan), 1.0), ["norm at each step"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_one_file_with_described_plots_for_a_phone(
+    command, log, tmp_path, name
+):
+    content, captions = PAGES[name]
+    path = tmp_path / "page.html"
+    code, _, err = command("report", log(content), "--html", path)
+    assert (code, err) == (0, f"wrote {path}\n")
+    text = path.read_text()
+    page = Page(text)
+    assert all(x.startswith("data:image/png;base64,") for x in page.loads)
+    assert "http" not in text
+    assert "<0>" not in text
+    assert "width=device-width" in text
+    for words in captions:
+        assert any(words in caption for caption in page.captions)
+    assert len(page.captions) == len(page.loads) >= len(captions)
+    for alt, png in page.images.items():
+        assert len(alt) > 20
+        # Twice the width of a phone's page, for its dense screen.
+        assert struct.unpack(">I", png[16:20]) == (740,)
+
+
+def test_page_requires_matplotlib(command, log, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    path = tmp_path / "page.html"
+    code, out, err = command("report", log(TEXT), "--html", path)
+    assert (code, out, path.exists()) == (2, "", False)
+    assert err.startswith("error: --html requires Matplotlib")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_long_file_prints_progress(command, log, monkeypatch, is_terminal):
+    path = log("1\n" * 100_001)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    code, _, err = command("report", path)
+    assert (code, err.strip()) == (0, "read 100,000 lines, 100%")
+    assert ("\r" in err) == is_terminal
+
+
+def test_incomplete_last_line_is_skipped_with_a_note(command, log):
+    code, out, err = command("report", log(lines([GOOD] * 30) + '{"grad_no'))
+    assert code == 0
+    assert "'grad_norm' in 30 lines" in out
+    assert "nothing stands out" in out
+    assert err == "note: line 31, the last, is incomplete and was skipped\n"
+
+
+def test_closed_pipe_ends_quietly(command, log, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert command("report", log(TEXT))[::2] == (1, "")
+
+
+def test_program_prints_help_and_version(command):
+    assert "report on the gradient norms" in command()[1]
+    root = pathlib.Path(__file__).parents[2]
+    words = [sys.executable, "-m", "optclip", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=root)
+    assert (done.returncode, done.stdout[:10]) == (0, "optclip 0.")
