@@ -25,6 +25,7 @@ Index::
     Matrices            clip_by_singular_value, clip_by_spectral_norm
     Keras               keras: clipped, for `model.fit` of Keras 3 on JAX
     Types               typing
+    Command line        python -m optclip report run.jsonl
 
 `help(optclip.clip_by)` explains the options that the transformations share.
 """

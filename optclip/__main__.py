@@ -5,5 +5,4 @@ import sys
 from . import __version__
 from ._report import main
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], __version__))
+sys.exit(main(sys.argv[1:], __version__))

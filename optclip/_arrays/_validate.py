@@ -220,8 +220,9 @@ def as_int(value: Any) -> int | None:
 def as_ints(values: Any) -> tuple[int, ...] | None:
     """Return an int or a tuple of ints as a tuple, None for other values."""
     entries = values if isinstance(values, tuple) else (values,)
-    ints = tuple(as_int(value) for value in entries)
-    return None if None in ints else ints
+    ints = [as_int(value) for value in entries]
+    known = tuple(i for i in ints if i is not None)
+    return known if len(known) == len(ints) else None
 
 
 def as_float(value: Any) -> float | None:

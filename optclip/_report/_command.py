@@ -71,6 +71,8 @@ def _report(options: argparse.Namespace, version: str) -> None:
 def _check_page(log: str, page: Path) -> None:
     if not page.parent.is_dir():
         raise LogError(f"There is no folder {page.parent} for --html. Create it.")
+    if page.is_dir():
+        raise LogError(f"--html {page} is a folder. Pass the path of a file.")
     if page.exists() and os.path.samefile(log, page):
         raise LogError(f"--html {page} would replace the log. Pass another path.")
 

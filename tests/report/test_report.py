@@ -15,6 +15,7 @@ import pytest
 
 from optclip import plot
 
+ROOT = pathlib.Path(__file__).parents[2]
 SIZE = 100
 # Falling norms with a spike, of which the threshold 1.5 clips some.
 NORMS = np.random.default_rng(0).gamma(6.0, 0.2, SIZE) + 1 / np.arange(1, SIZE + 1)
@@ -224,7 +225,7 @@ def test_missing_key_or_file_ends_with_code_2(command, log, tmp_path):
         ((tmp_path,), "Is a directory"),
         ((tmp_path / "none",), "No such file"),
         ((path, "--html", tmp_path / "none" / "page.html"), "There is no folder"),
-        ((path, "--html", tmp_path), "Is a directory"),
+        ((path, "--html", tmp_path), "is a folder"),
         ((path, "--html", path), "would replace the log"),
         ((path, "--rate", "2"), "must be from 0 to 1"),
         ((path, "--rate", "x"), "invalid fraction"),
@@ -326,7 +327,18 @@ def test_closed_pipe_ends_quietly(command, log, monkeypatch):
 
 def test_program_prints_help_and_version(command):
     assert "report on the gradient norms" in command()[1]
-    root = pathlib.Path(__file__).parents[2]
     words = [sys.executable, "-m", "optclip", "--version"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=root)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout[:10]) == (0, "optclip 0.")
+
+
+def test_output_on_the_page_of_plots_is_printed(command, tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "monitoring_and_plots.md").read_text()
+    shown = text.split("```text\n")[1].split("```")[0]
+    norms = np.random.default_rng(0).gamma(4.0, size=1000)
+    norms[700] = 60.0
+    entries = [{"grad_norm": x, "step": 10 * (i + 1)} for i, x in enumerate(norms)]
+    monkeypatch.chdir(tmp_path)
+    path = pathlib.Path("trainer_state.json")
+    path.write_text(json.dumps({"log_history": entries}))
+    assert command("report", path) == (0, shown, "")
