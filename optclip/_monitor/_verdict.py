@@ -176,7 +176,7 @@ def _of_parts(columns: Columns, start: str, parts: list[str]) -> Iterator[str]:
     norms = np.array([columns[f"{start}/{part}"][-1] for part in parts])
     if len(norms) < 2:
         return
-    bad = [part for part, norm in zip(parts, norms, strict=True) if norm - norm != 0]
+    bad = [part for part, x in zip(parts, norms, strict=True) if not np.isfinite(x)]
     if bad and len(bad) < len(parts):
         yield f"not finite in the last step: {', '.join(bad[:5])}."
     finite = np.where(np.isfinite(norms), norms, 0)

@@ -22,6 +22,7 @@ _NAMES = (
     "grad_l2_norm",
     "gnorm",
 )
+_PROBE = f"/{PROBE_FIELDS[0]}"
 _STEPS = ("step", "global_step", "_step", "train/global_step")
 
 
@@ -53,14 +54,16 @@ def log_of(table: Table, norm: str | None) -> Log:
     Raises:
       LogError: It has no norms, or steps with different keys.
     """
-    metrics = [] if norm or table.is_bare else _metrics_in(table.keys)
+    metrics = (
+        [] if norm or table.is_bare else _metrics_in(_without_foreign_forms(table.keys))
+    )
     if metrics:
         entries = table.entries_with(set(metrics))
-        columns = _columns(table, metrics, entries)
+        columns = _columns(table, metrics, _norms_in(metrics), entries)
         return _log(table, columns, None, entries)
     key = _norm_in(table, norm)
     entries = table.entries_with({key})
-    columns = _columns(table, [key], entries)
+    columns = _columns(table, [key], [key], entries)
     # A slash would divide the name into a name and a field.
     name = key.split("/")[-1] or BARE
     columns[f"{name}/norm"] = columns.pop(key)
@@ -83,22 +86,28 @@ def _metrics_in(keys: list[str]) -> list[str]:
 
     Trainers log keys of the same form, such as ``eval/steps``.
     """
-    names = {
-        name
-        for name in parts_in(keys, PROBE_FIELDS[0])
-        if {f"{name}/{field}" for field in PROBE_FIELDS} <= set(keys)
-    }
     norms = parts_in(keys)
     if not norms:
         return []
-    names |= set(norms)
-    ours = keys_of_metrics(keys)
+    present = set(keys)
+    probes = {
+        name
+        for name in parts_in(keys, PROBE_FIELDS[0])
+        if {f"{name}/{field}" for field in PROBE_FIELDS} <= present
+    }
+    names, ours = probes.union(norms), keys_of_metrics(keys)
     return [
         key
         for key in keys
         if key in ours
         and (transform_of(key) in names or key.removesuffix("/loss") in names)
+        and (key.removesuffix(_PROBE) in probes or not key.endswith(_PROBE))
     ]
+
+
+def _without_foreign_forms(keys: list[str]) -> list[str]:
+    """Return the keys without those that have no name, and counts of a part."""
+    return [k for k in keys if k == k.strip("/") and "/consecutive/" not in k]
 
 
 def _norm_in(table: Table, norm: str | None) -> str:
@@ -128,18 +137,22 @@ def _norm_in(table: Table, norm: str | None) -> str:
 
 
 def _columns(
-    table: Table, keys: list[str], entries: np.ndarray
+    table: Table, keys: list[str], norms: list[str], entries: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the numbers of these keys, and the steps if they were logged."""
-    step = next((key for key in _STEPS if key in table.keys), None)
-    table.check_same({*keys, *([step] if step else [])}, entries)
+    step = next((key for key in _STEPS if _has(table, key, entries)), None)
+    table.check_same({*keys, *filter(None, [step])}, entries)
     columns = {key: table.column(key, entries) for key in keys}
-    for key in keys if len(keys) == 1 else _norms_in(keys):
+    for key in norms:
         _check(table, key, columns[key] < 0, "is negative", entries)
-    if step and len(np.intersect1d(table.entries_with({step}), entries)):
+    if step is not None:
         columns["step"] = table.column(step, entries)
         _check(table, step, ~np.isfinite(columns["step"]), "is not finite", entries)
     return columns
+
+
+def _has(table: Table, key: str, entries: np.ndarray) -> bool:
+    return key in table.keys and bool(np.isin(table.entries_with({key}), entries).any())
 
 
 def _norms_in(keys: list[str]) -> list[str]:

@@ -26,8 +26,10 @@ h1, p, li, figcaption { overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: 0.3rem 0.8rem 0.3rem 0;
-  text-align: right; white-space: nowrap; }
-th:first-child, td:first-child, td.words { text-align: left; }
+  text-align: right; vertical-align: bottom; }
+td { white-space: nowrap; }
+th:first-child, td:first-child { min-width: 7rem; text-align: left;
+  white-space: normal; }
 pre { background: var(--box); border-radius: 6px; overflow-x: auto; padding: 0.8rem;
   font-size: 0.85rem; }
 ul { padding-left: 1.2rem; }
@@ -101,7 +103,7 @@ def _quantiles(report: Report) -> list[str]:
     rows = []
     for label, each in pairs:
         cells = "".join(f"<td>{_number(x)}</td>" for x in each.quantiles.values())
-        rows.append(f"<tr><td>{escape(label)}</td>{cells}</tr>")
+        rows.append(f"<tr><td>{_name(label)}</td>{cells}</tr>")
     note = (
         f'<p class="soft">Quantiles and suggested thresholds exclude the first'
         f" {first.skipped} of {report.log.read} norms.</p>"
@@ -129,7 +131,12 @@ def _cells(norm: Norm) -> str:
         "" if norm.clipped is None else percent(norm.clipped),
     )
     cells = "".join(f"<td>{number or '-'}</td>" for number in numbers)
-    return f"<td>{escape(norm.label)}</td>{cells}"
+    return f"<td>{_name(norm.label)}</td>{cells}"
+
+
+def _name(label: str) -> str:
+    """Return a name that a narrow page breaks between words only."""
+    return escape(label).replace("/", "/<wbr>").replace("_", "_<wbr>")
 
 
 def _number(x: float | None) -> str:

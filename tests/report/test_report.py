@@ -139,6 +139,7 @@ PARTS = record(part="a") | record(3 * NORMS, part="b")
 MANY = {
     k: x for i in range(12) for k, x in record((i + 1) * NORMS, part=f"{i}").items()
 }
+INF = record(part="a") | record(np.append(NORMS[1:], np.inf), part="b")
 SKIP = record(name="skip") | {"skip/skipped": NORMS, "skip/consecutive": 0 * NORMS}
 NO_NORM = {"clip/fraction": 0 * NORMS + 0.5}
 
@@ -148,6 +149,7 @@ NO_NORM = {"clip/fraction": 0 * NORMS + 0.5}
     [
         (PARTS, ["clip/b", "clip/a"], None),
         (MANY, [f"clip/{i}" for i in range(11, 1, -1)], None),
+        (INF, ["clip/a", "clip/b"], None),
         (record() | SKIP, ["clip"], None),
         (SKIP, ["skip"], None),
         (record() | {f"cell/{field}": NORMS for field in PROBE}, ["clip"], None),
@@ -201,6 +203,7 @@ GOOD = {"grad_norm": 1.0}
         (lines([{"clip/norm": 1.0}, MIXED[0]]), "line 2 has 'clip/coefficient', line 1"),
         (lines([{"loss": 1.0, "lr": 0.1, "run": "a"}]), "its numbers are 'loss', 'lr'."),
         (lines([{}]), "its numbers are none"),
+        (lines([{"/norm": 1.0, "a/norm/": 1.0}]), "its numbers are '/norm', 'a/norm/'"),
         (lines([{"a/grad_norm": 1.0, "b/grad_norm": 1.0}]), "--norm a/grad_norm"),
     ],
 )  # fmt: skip
