@@ -145,9 +145,12 @@ def _columns(
     columns = {key: table.column(key, entries) for key in keys}
     for key in norms:
         _check(table, key, columns[key] < 0, "is negative", entries)
+    counts = [key for key in keys if key == f"{transform_of(key)}/steps"]
+    for key in (*counts, *filter(None, [step])):
+        is_bad = ~np.isfinite(table.column(key, entries))
+        _check(table, key, is_bad, "is not finite", entries)
     if step is not None:
         columns["step"] = table.column(step, entries)
-        _check(table, step, ~np.isfinite(columns["step"]), "is not finite", entries)
     return columns
 
 

@@ -198,6 +198,7 @@ GOOD = {"grad_norm": 1.0}
         (lines([GOOD, {"grad_norm": "high"}]), "Line 2 of"),
         ("[1, [2]]", "Entry 2 of"),
         (lines([GOOD | {"step": 1}, GOOD | {"step": float("nan")}]), "Line 2 of"),
+        (lines([{"clip/norm": 1.0, "clip/steps": float("nan")}]), "Line 1 of"),
         (lines([GOOD | {"step": 1}, GOOD]), "line 1 has 'step', line 2 does not"),
         (lines([MIXED[0], {}, {"clip/norm": 1.0}]), "line 1 has 'clip/coefficient', line 3"),
         (lines([{"clip/norm": 1.0}, MIXED[0]]), "line 2 has 'clip/coefficient', line 1"),
