@@ -19,7 +19,7 @@ an int32 scalar that starts at 0 and also counts non-finite steps.
 rule                 threshold                             published as
 ==================== ===================================== =============================
 `relative_to_params` a fraction of the parameters' norm    AGC
-`initial_norm`       the parameters' norm at the first step Hyperball
+`initial_norm`       the parameters' first norm            Hyperball
 `previous_norm`      scales by the previous step's norm
 `quantile`           a quantile of the last norms          AutoClip
 `mean_plus_std`      mean + k deviations of the last norms Levanter

@@ -20,20 +20,6 @@ PAGES = [
     for path in sorted(DOCS.glob("*.md"))
     if "```python" in path.read_text() and path.name != "integrations.md"
 ]
-# tests/integration/stacks runs integrations.md and the blocks that import these.
-OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:diffrax|flax|jax_privacy)\b", re.M)
-
-
-@pytest.mark.parametrize("page", ["../README.md", *PAGES])
-def test_page_code_prints_its_comments(page, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-    assert blocks
-    for code in blocks:
-        if OTHER_LIBRARIES.search(code):
-            continue
-        exec(code, {})
-        comments = re.findall(r"^# (.*)$", code, re.MULTILINE)
-        assert capsys.readouterr().out.splitlines() == comments, code
 
 
 def test_figures_of_guides_occur_where_measured():
