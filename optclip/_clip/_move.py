@@ -79,6 +79,8 @@ class Move(Action):
     ) -> tuple[Batched, Batched]:
         """Return the bound of each element, or one per leaf if all have one."""
         norms = decision.norms
+        if not decision.layout.blocks:
+            return norms, norms
         numbers = range(len(decision.layout.blocks))
         entries = zip(numbers, norms.entries(), coefficients.entries(), strict=True)
         bounds, full = zip(*(_recorded(decision, *x) for x in entries), strict=True)

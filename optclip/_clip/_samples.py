@@ -32,7 +32,7 @@ class Sample(NamedTuple):
 
     Attributes:
       norm: The moduli of the elements, a vector.
-      threshold: Their bounds.
+      threshold: Their bounds, or the one bound of all.
       coefficient: How much each shrank.
       clipped: Numbers whose sum is the number of clipped elements.
     """
@@ -181,7 +181,8 @@ def _compiled(
     norm = flush_small(jnp.abs(elements))
     # No factor makes a NaN finite, so it has none.
     shrunk = jnp.where(jnp.isnan(norm), norm, shrunk)
-    threshold = highest
+    # One number, so that devices compare norms without their ratios.
+    threshold = highest[0] if len(arrays) == 1 else highest
     if not is_symmetric:
         threshold = jnp.where(elements < 0, jnp.abs(lowest), jnp.abs(highest))
     counts = jnp.pad(count, (0, norm.size - count.size))

@@ -26,9 +26,10 @@ def suggest_microbatch_size(
     Example:
       >>> import jax.numpy as jnp
       >>> from optclip import per_example
-      >>> f = per_example.norms(lambda w, example: jnp.sum(jnp.tanh(w * example)))
-      >>> args = jnp.ones(4096), jnp.ones((8, 4096))
-      >>> print(per_example.suggest_microbatch_size(f, *args, max_bytes=100_000))
+      >>> loss = lambda w, example: jnp.sum(jnp.tanh(w * example))
+      >>> f = per_example.clipped_grad(loss, 1.0)  # A gradient has 262 kB.
+      >>> args = jnp.ones(2**16), jnp.ones(8)
+      >>> print(per_example.suggest_microbatch_size(f, *args, max_bytes=3_000_000))
       4
 
     Args:
