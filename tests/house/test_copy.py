@@ -99,6 +99,12 @@ def test_copy_under_another_name_rejects_bad_input_without_original(copy):
     code = f"import sys\nsys.modules['optclip'] = None\n{main}"
     options = ["-q", "-p", "no:cacheprovider", "-c", str(CHECKOUT / "pyproject.toml")]
     # The messages of each function, without all kinds of bad values.
-    where = ["--rootdir", str(copy), "tests/contracts/test_bad_input.py", "-k", "message"]
+    where = [
+        "--rootdir",
+        str(copy),
+        "tests/contracts/test_bad_input.py",
+        "-k",
+        "message",
+    ]
     passed = re.search(r"(\d+) passed", python(copy, "-c", code, *options, *where))
     assert int(passed[1]) > 100
