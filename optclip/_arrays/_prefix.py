@@ -195,9 +195,24 @@ def _differences(prefix: PyTree, tree: PyTree, is_leaf: Any) -> str:
     lacking = [p for p in there if not any(p[: len(g)] == g for g in paths)]
     unknown = [g for g in paths if not any(p[: len(g)] == g for p in there)]
     declared = (("Missing:", lacking), ("Unexpected:", unknown))
-    return "".join(
+    text = "".join(
         f" {what} {_listed(entries)}." for what, entries in declared if any(entries)
     )
+    return text + _nesting(lacking, unknown)
+
+
+def _nesting(lacking: list[KeyPath], unknown: list[KeyPath]) -> str:
+    """Return advice on a path that a prefix has, but in other keys."""
+    by_name = {_leaves.path_str(path): path for path in unknown}
+    for path in lacking:
+        if (name := _leaves.path_str(path)) in by_name:
+            wanted, got = map(_keys, (path, by_name[name]))
+            return f" Write '{name}' as {wanted}, not as {got}."
+    return ""
+
+
+def _keys(path: KeyPath) -> str:
+    return "one key" if len(path) == 1 else f"{len(path)} nested keys"
 
 
 def _listed(paths: list[KeyPath]) -> str:

@@ -104,11 +104,12 @@ def layers(
     if not each or any(_is_below(*pair) for pair in pairs):
         wanted = "one or more paths, none below another"
         raise ValueError(_validate.must_be("paths", wanted, paths))
-    if isinstance(axis, bool) or not isinstance(axis, int):
+    number = _validate.as_int(axis)
+    if number is None:
         advice = _validate.static("axis", axis)
         raise TypeError(_validate.must_be("axis", "an int", axis, advice))
     _validate.flag("each_leaf", each_leaf)
-    return Layers(tuple(each), axis, each_leaf)
+    return Layers(tuple(each), number, each_leaf)
 
 
 def _is_below(path: str, name: str) -> bool:

@@ -224,7 +224,8 @@ def measure_leaves(
         # The mean is computed from all elements, since a mean of means differs from it.
         return clip.norm.measure(layout.blocks), leaf_norms
     # Each norm already spans its devices.
-    block = Block([Leaf(norm, norm, axis_name=()) for norm in norms.entries()])
+    pairs = zip(norms.entries(), leaves.blocks, strict=True)
+    block = Block([Leaf(x, x, of.leaves[0].path, axis_name=()) for x, of in pairs])
     return clip.norm.measure([block]), leaf_norms
 
 

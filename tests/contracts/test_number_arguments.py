@@ -96,6 +96,9 @@ INTS = {
     "axes": lambda n: functional.clip_by(
         {"w": TREE["w"]}, 1.0, over=optclip.axes((n(0), n(1)))
     ),
+    "layers": lambda n: functional.clip_by(
+        TREE, 1.0, over=optclip.layers("w", axis=n(1))
+    ),
     "cotangent": lambda n: jax.grad(
         lambda x: jnp.sum(optclip.clip_cotangent(x, 1.0, axis=n(0)))
     )(TREE["w"]),

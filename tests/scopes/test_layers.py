@@ -157,11 +157,12 @@ def test_masked_leaf_of_a_layer_is_neither_measured_nor_scaled():
         (optclip.layers("embed", axis=1), {}, r"got \(1,\) for the leaf 'embed'"),
         (optclip.layers("sparse"), {}, "'sparse' is a BCOO matrix, which cannot be st"),
         (OVER, {"norm": "spectral"}, "got a block of 3 stacked layers"),
+        (OVER, {"threshold": {"net": {"layers": 1.0}}}, "as one key, not as 2 nested"),
     ],
-    ids=["path", "lengths", "axis", "sparse", "spectral"],
+    ids=["path", "lengths", "axis", "sparse", "spectral", "keys"],
 )  # fmt: skip
 def test_wrong_layers_raise_value_error(over, more, match):
-    tx = optclip.clip_by(1.0, over=over, **more)
+    tx = optclip.clip_by(**{"threshold": 1.0, "over": over, **more})
     tree = stacked(layers())
     tree["net"]["norm"] = tree["net"]["norm"][:3]
     tree["sparse"] = BCOO.fromdense(np.eye(2, dtype=np.float32))
