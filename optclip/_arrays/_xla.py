@@ -72,8 +72,9 @@ def materialized(numbers: Any) -> Any:
     )
 
 
-# Compiled, so that leaves of one type are traced once.
-_once = jax.jit(materialized)
+# Compiled, so that leaves of one type are traced once, and eager derivatives evaluate
+# one program, not a choice of platform that is compiled anew in each call.
+materialized_once = jax.jit(materialized)
 
 
 def computed_once(x: jax.Array) -> jax.Array:
@@ -82,7 +83,7 @@ def computed_once(x: jax.Array) -> jax.Array:
     XLA on CPU would compute them again for the coefficients and for each number of the
     record, which was half of AGC's program.
     """
-    return _once(x) if x.ndim and _leaves.size_of(x) <= FEW else x
+    return materialized_once(x) if x.ndim and _leaves.size_of(x) <= FEW else x
 
 
 @jax.custom_jvp

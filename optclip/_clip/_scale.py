@@ -76,7 +76,7 @@ def _stored(coefficients: Batched, num_leaves: int) -> Batched:
     (first, *others) = coefficients.values or [None]
     if num_leaves >= MANY and isinstance(first, Tracer) and not others:
         return coefficients.map(_xla.materialized)
-    return coefficients.map(lambda k: _xla.materialized(k) if k.ndim else k)
+    return coefficients.map(lambda k: _xla.materialized_once(k) if k.ndim else k)
 
 
 SCALE: Scale = Scale()

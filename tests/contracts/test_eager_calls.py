@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optclip
 from optclip import functional, groups, per_example, responses
 from tests.support import helpers
 
@@ -43,6 +44,9 @@ CALLS = {
     "band": lambda c: functional.clip_by(
         W, 1.0, over="leaf", response=responses.detached(responses.band(c))
     ),
+    "cotangent": lambda c: jax.grad(
+        lambda w: 3 * jnp.sum(optclip.clip_cotangent(w, c)["a"])
+    )(W),
     "smooth": lambda c: functional.clip_by(W, 1.0, response=responses.Smooth(c)),
 }
 
