@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from . import _axis_names, _placement
+from . import _axis_names, _memory, _placement
 from ._types import Number
 
 
@@ -27,14 +27,14 @@ def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
 def as_array(value: Number) -> jax.Array:
     """Return a number or array as a JAX array of floats of 32 bits or more.
 
-    Without 64-bit types JAX rejects Python integers beyond 32 bits, and wraps those of
-    NumPy. It promotes floats of 8 bits with no other dtype.
+    It is on the device. Without 64-bit types JAX rejects Python integers beyond 32
+    bits, and wraps those of NumPy. It promotes floats of 8 bits with no other dtype.
     """
     if isinstance(value, int):
         return jnp.asarray(float(value))
     if isinstance(value, (np.integer, np.ndarray)) and value.dtype.kind in "iu":
         return jnp.asarray(value.astype(np.float64))
-    array = jnp.asarray(value)
+    array = jnp.asarray(_memory.on_device(value))
     is_float = jnp.issubdtype(array.dtype, jnp.floating)
     if is_float and jnp.finfo(array.dtype).bits >= 32:
         return array

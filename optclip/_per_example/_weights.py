@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _memory, _numerics, _placement, _validate
+from .._arrays import _numerics, _placement, _validate
 from .._arrays._types import PyTree
 from . import _microbatches
 from ._example_gradients import Source
@@ -50,7 +50,7 @@ def _checked(
     if jnp.shape(values) != flags.shape:
         advice = f"Its shape is {jnp.shape(values)}."
         raise ValueError(_validate.must_be(name, wanted, values, advice))
-    x = _numerics.as_array(_memory.on_device(values))
+    x = _numerics.as_array(values)
     return _placement.placed_as(x, flags)
 
 

@@ -27,6 +27,7 @@ TRANSFORMATIONS = {
     **{entry.id: entry.make() for entry in ENTRIES},
     **{f"recipes.{name}": getattr(recipes, name)() for name in recipes.__all__},
     **{name: of_rule(name) for name in thresholds.__all__ if name not in NO_RULES},
+    "norms of leaves": optclip.clip_by_global_norm(1.0, record="leaves"),
     "strict": optclip.clip_by_norm(1.0, strict=True),
     "zero": optclip.clip_by_norm(1.0, nonfinite="zero"),
     "zero elements": optclip.clip_by_value(1.0, nonfinite="zero"),
@@ -101,6 +102,7 @@ SHARING = {
     *(entry.id for entry in ENTRIES if entry.scope in ("tree", "groups", "user")),
     *(f"recipes.{name}" for name in recipes.__all__ if name not in BY_LEAF),
     *OF_ELEMENTS,
+    "norms of leaves",
 }
 
 
@@ -157,7 +159,9 @@ def test_leaves_on_two_devices_stay_there_unless_they_share_a_norm(name):
         return tx.update(tree, state, tree, value=jnp.float32(1))
 
     if name in SHARING:
-        advice = r"must be on the same devices or mesh.*(use_norm=|optax\.partition)"
+        advice = (
+            r"on the same devices or mesh, got the leaf.*(use_norm=|optax\.partition)"
+        )
         with pytest.raises(ValueError, match=advice):
             two_steps()
         return
@@ -168,10 +172,20 @@ def test_leaves_on_two_devices_stay_there_unless_they_share_a_norm(name):
     optclip.metrics(state)
 
 
-def test_norm_over_two_devices_is_passed():
-    tree, norm = spread_out(TREE), jnp.float32(20)
+@pytest.mark.parametrize("place", [lambda x: x, first_on_host])
+def test_norm_over_two_devices_is_passed(place):
+    tree, norm = spread_out(TREE), place(jnp.float32(20))
     clipped, _ = functional.clip_by_global_norm(tree, 10.0, use_norm=norm)
     helpers.assert_close(clipped, jax.tree.map(lambda x: x / 2, TREE))
+
+
+def test_metrics_and_loss_in_host_memory_are_read():
+    tx = optclip.clip_by(1.0, over=optclip.layers("key"), record="leaves")
+    tx = optclip.skip(tx, max_loss=2.0)
+    _, state = tx.update(LAYER, tx.init(LAYER), value=first_on_host(jnp.float32(1)))
+    found = optclip.metrics(jax.tree.map(first_on_host, state))
+    assert found["clip/norm/key/2"] == 8**0.5
+    assert found["clip/rate/key/2"] == found["skip/loss"] == 1
 
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e.id in ("value", "rms-axis")])
