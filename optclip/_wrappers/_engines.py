@@ -32,6 +32,8 @@ def _held_by(part: Any) -> tuple[Any, ...]:
         return (part.__self__,)
     if isinstance(part, types.FunctionType):
         return tuple(_contents(part))
+    if isinstance(part, dict):  # optax.partition has one transformation per label.
+        return tuple(part.values())
     return tuple(part) if isinstance(part, (tuple, list)) else ()
 
 

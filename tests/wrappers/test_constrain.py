@@ -150,6 +150,7 @@ def test_nonfinite_parameters_get_update_of_inner_and_teach_nothing(bad):
         optclip.clip_by(1.0, response=optclip.responses.detached("drop")),
         optax.chain(optclip.clip_by_norm(1.0, nonfinite="zero"), optax.identity()),
         optax.masked(optclip.clip_by_norm(1.0, nonfinite="zero"), True),
+        optax.partition({"w": optclip.clip_by_norm(1.0, nonfinite="zero")}, {"w": "w"}),
         optclip.skip(optax.identity()),
     ],
 )
