@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,15 @@ from .._arrays import _batching, _validate
 from .._arrays._numerics import as_like, select
 from .._arrays._types import Number, PyTree
 from ._rule import Seen
+
+
+class FirstNorm(NamedTuple):
+    """Hold the norm of the parameters at the first step, or -1 before it.
+
+    Its type differs from the memory of a rule of gradients, which has the same shape.
+    """
+
+    norm: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,22 +34,21 @@ class InitialNorm:
     def __post_init__(self) -> None:
         _validate.plain("ratio", self.ratio)
 
-    def init(self, norm: PyTree) -> PyTree:
-        # A negative number marks a norm that no step has measured yet.
-        return jax.tree.map(lambda x: jnp.full_like(x, -1.0), norm)
+    def init(self, norm: PyTree) -> FirstNorm:
+        return FirstNorm(jax.tree.map(lambda x: jnp.full_like(x, -1.0), norm))
 
-    def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
+    def update(self, seen: Seen, memory: FirstNorm) -> tuple[PyTree, FirstNorm]:
         _validate.params_given(seen.params, "thresholds.initial_norm")
         measured = seen.measure(seen.params)
         initial = _batching.each(
-            lambda old, norm: select(old < 0, norm, old), memory, measured
+            lambda old, norm: select(old < 0, norm, old), memory.norm, measured
         )
 
         def threshold(norm: jax.Array) -> jax.Array:
             limit = as_like(self.ratio, norm) * norm
             return select(norm > 0, limit, jnp.full_like(norm, jnp.inf))
 
-        return _batching.each(threshold, initial), initial
+        return _batching.each(threshold, initial), FirstNorm(initial)
 
 
 def initial_norm(ratio: Number = 1.0) -> InitialNorm:
