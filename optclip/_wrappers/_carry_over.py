@@ -60,7 +60,7 @@ def carry_over(
       donation deletes both. Call it outside of `jax.jit`.
 
     Raises:
-      ValueError: `state` has another structure than `tx.init(params)`.
+      ValueError: `state` has another structure or other shapes than `tx.init(params)`.
 
     Edge cases:
       - Transformations of a chain are matched by type and name, then by order.
@@ -92,6 +92,7 @@ def _zeros(params: PyTree) -> PyTree:
 
 def _check_structure(state: PyTree, expected: PyTree) -> None:
     if jax.tree.structure(state) == jax.tree.structure(expected):
+        _check_shapes(state, expected)
         return
     raise ValueError(
         "`state` must have the structure of tx.init(params), got"
@@ -99,6 +100,24 @@ def _check_structure(state: PyTree, expected: PyTree) -> None:
         f" {jax.tree.structure(expected)!s:.300}. Restore a checkpoint into"
         " tx.init(params) first, with the `tx` and `params` that made it."
     )
+
+
+def _check_shapes(state: PyTree, expected: PyTree) -> None:
+    """Raise if an array has another shape, which would start anew silently."""
+    pairs = zip(
+        jax.tree.leaves_with_path(state), jax.tree.leaves(expected), strict=True
+    )
+    for (path, x), like in pairs:
+        # A history may be restored into a transformation with another `steps=`.
+        is_history = any("history_" in str(key) for key in path[-2:])
+        if jnp.shape(x) == jnp.shape(like) or is_history:
+            continue
+        raise ValueError(
+            f"`state`{jax.tree_util.keystr(path)} must have the shape"
+            f" {jnp.shape(like)}, got {jnp.shape(x)}. Pass the `tx` and `params` that"
+            " made it. Index a stacked state first: jax.tree.map(lambda x: x[0],"
+            " state)."
+        )
 
 
 class _Carrier:
@@ -131,13 +150,21 @@ class _Carrier:
         if _is_chain(new):
             return self._aligned(old, new)
         if isinstance(new, dict):
-            return {k: self.carried(old.get(k), x) for k, x in new.items()}
+            # The union keeps the type, such as the OrderedDict of a named chain.
+            return new | {k: self.carried(old.get(k), x) for k, x in new.items()}
         return _by_path(old, new)
 
     def _of_other_type(self, old: PyTree, new: PyTree) -> PyTree:
         """Return the state of an optimizer that was wrapped, unwrapped or chained."""
         if _is_array(new):
             return _array(old, new)
+        if parts := _parts_of(new):
+            return new._replace(inner_states=self._split(old, parts))
+        if parts := _parts_of(old):
+            # Counts and other single numbers are those of the largest part, the last.
+            for part in sorted(parts.values(), key=_number_of_arrays):
+                new = self.carried(part, new)
+            return new
         if _is_chain(new):
             return self._aligned(old, new)
         if field := _inner_of(new):
@@ -146,6 +173,19 @@ class _Carrier:
         if _inner_of(old) or _is_chain(old):
             return self._aligned(old, new)
         return _by_path(old, new)
+
+    def _split(self, old: PyTree, parts: dict[Any, PyTree]) -> dict[Any, PyTree]:
+        """Return the states of a partition, each with the numbers of its leaves."""
+        moved, used = dict(parts), set[int]()
+        for label, part in parts.items():
+            carried = self.carried(old, part)
+            # A count that two parts share is copied, since no donation may delete an
+            # array twice.
+            moved[label] = jax.tree.map(
+                lambda x: jnp.copy(x) if id(x) in used else x, carried
+            )
+            used.update(map(id, jax.tree.leaves(moved[label])))
+        return moved
 
     def _aligned(self, old: PyTree, new: PyTree) -> PyTree:
         """Return the states of a chain, each with the old one that is most like it."""
@@ -161,7 +201,8 @@ class _Carrier:
         for likeness, i, j in sorted(pairs):
             if not likeness or i not in unused or j in merged:
                 continue
-            if _inner_of(states[j]) and type(states[j]) not in types:
+            is_wrapper = _inner_of(states[j]) or _parts_of(states[j])
+            if is_wrapper and type(states[j]) not in types:
                 # A new wrapper may hold several of the old states.
                 merged[j] = self._of_other_type(tuple(unused.values()), states[j])
             else:
@@ -238,6 +279,10 @@ def _is_array(x: Any) -> bool:
     return hasattr(x, "dtype") and hasattr(x, "shape")
 
 
+def _number_of_arrays(tree: PyTree) -> int:
+    return len(jax.tree.leaves(tree))
+
+
 def _shapes(tree: PyTree, skipped: int = 0) -> list[tuple[int, ...]]:
     return [jnp.shape(x)[skipped:] for x in jax.tree.leaves(tree)]
 
@@ -249,7 +294,16 @@ def _is_named_tuple(x: Any) -> bool:
 def _inner_of(state: PyTree) -> str | None:
     """Return the field of a wrapper's state with the state of what it wraps."""
     fields = state._fields if _is_named_tuple(state) else ()
-    return next((f for f in fields if "inner" in f and f != "inner_states"), None)
+    return next((f for f in fields if _holds_inner(f)), None)
+
+
+def _holds_inner(field: str) -> bool:
+    return "inner" in field and field != "inner_states" or field == "feedback_clip"
+
+
+def _parts_of(state: PyTree) -> dict[Any, PyTree] | None:
+    """Return the states by label of `optax.partition`, or None."""
+    return getattr(state, "inner_states", None) if _is_named_tuple(state) else None
 
 
 def _is_chain(x: Any) -> bool:

@@ -70,8 +70,14 @@ def test_kept_leaves_continue_and_new_ones_start_anew(name):
         np.testing.assert_array_equal(alone["c"], first["c"])
 
 
-def test_state_of_same_optimizer_is_unchanged():
-    tx = optclip.with_history(optclip.skip(optax.adam(0.1), max_loss=T.ema()), 3)
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optclip.with_history(optclip.skip(optax.adam(0.1), max_loss=T.ema()), 3),
+        optax.named_chain(("b", optclip.clip_by_norm(T.ema())), ("a", optax.sgd(0.1))),
+    ],
+)
+def test_state_of_same_optimizer_is_unchanged(tx):
     tree = params("ab")
     _, state = run(tx, tx.init(tree), "ab", range(5))
     moved = optclip.carry_over(tx, tree, state, tx, tree)
@@ -170,7 +176,40 @@ def test_partition_moves_states_of_its_labels():
     run(unfrozen, moved, names, range(4, 6))
 
 
+@pytest.mark.parametrize("first", [(), (optax.clip(1.0),)])
+def test_partition_is_switched_on_and_off(first):
+    tx, tree, labels = optax.scale_by_adam(), params("ab"), {"a": "x", "b": "y"}
+    whole = optax.chain(*first, tx)
+    state = jax.tree.map(lambda x: x + 1, whole.init(tree))
+    parts = {"x": optax.chain(LEAF["ema"], tx), "y": tx}
+    split = optax.chain(*first, optax.partition(parts, labels))
+    on = optclip.carry_over(whole, tree, state, split, tree)
+    assert len(set(map(id, jax.tree.leaves(on)))) == len(jax.tree.leaves(on))
+    off = optclip.carry_over(split, tree, on, whole, tree)
+    helpers.assert_identical(off, state)
+
+
+def test_memory_moves_to_rule_of_same_quantity_only():
+    """The last norm of a gradient is not the first norm of the parameters."""
+    previous, first = map(optclip.clip_by_norm, (T.previous_norm(), T.initial_norm()))
+    tree = params("ab")
+    state = previous.init(tree)
+    moved = optclip.carry_over(previous, tree, state, first, tree)
+    helpers.assert_identical(moved, first.init(tree))
+    wrapper = optclip.with_error_feedback(previous)
+    state = jax.tree.map(lambda x: x + 1, state)
+    moved = optclip.carry_over(previous, tree, state, wrapper, tree)
+    helpers.assert_identical(moved.feedback_clip, state)
+    off = optclip.carry_over(wrapper, tree, moved, previous, tree)
+    helpers.assert_identical(off, state)
+
+
 def test_state_of_another_optimizer_is_rejected():
     tx, tree = optax.chain(optclip.clip_by_norm(1.0)), params("ab")
     with pytest.raises(ValueError, match="must have the structure of tx.init"):
         optclip.carry_over(tx, tree, {"clip": jnp.ones(())}, tx, tree)
+    stacked = jax.vmap(lambda _: tx.init(tree))(jnp.ones(2))
+    with pytest.raises(
+        ValueError, match=r"clip_step must have the shape \(\), got \(2,"
+    ):
+        optclip.carry_over(tx, tree, stacked, tx, tree)
