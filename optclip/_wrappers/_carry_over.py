@@ -298,7 +298,7 @@ def _inner_of(state: PyTree) -> str | None:
 
 
 def _holds_inner(field: str) -> bool:
-    return "inner" in field and field != "inner_states" or field == "feedback_clip"
+    return ("inner" in field and field != "inner_states") or field == "feedback_clip"
 
 
 def _parts_of(state: PyTree) -> dict[Any, PyTree] | None:
