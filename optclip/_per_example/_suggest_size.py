@@ -43,7 +43,8 @@ def suggest_microbatch_size(
       The size to pass as `microbatch_size=`, an int.
 
     Raises:
-      ValueError: Even one example at a time needs more than `max_bytes`.
+      ValueError: The whole batch and even one example at a time need more than
+        `max_bytes`.
     """
     wanted = "a function from per_example.clipped_grad or per_example.norms"
     _validate.kind("f", f, (ClippedGrad, ExampleNorms), wanted)
@@ -62,7 +63,8 @@ def suggest_microbatch_size(
         else:
             most = middle
     if least == 0:
-        wanted = f"at least {memory(sizes[0])}, the bytes for one example at a time"
+        fewest = min(memory(sizes[0]), memory(sizes[-1]))
+        wanted = f"at least {fewest}, the fewest bytes of any size that was tried"
         raise ValueError(_validate.must_be("max_bytes", wanted, max_bytes))
     return sizes[least - 1]
 

@@ -104,7 +104,7 @@ def of(reduce: Statistic, rule: Threshold) -> Of:
 
     Edge cases:
       - Stacked leaf: the statistic covers the norms of all its matrices.
-      - Leaf with a norm that is NaN or inf: does not teach.
+      - Norm that is NaN or inf: counts as 0, and its leaf does not teach.
       - One norm per leaf, or for the tree: the same as `rule`.
     """
     return Of(reduce, one_rule("rule", rule))

@@ -1,6 +1,7 @@
 """The sum of clipped gradients of examples equals NumPy in float64."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -431,6 +432,17 @@ def test_suggest_microbatch_size_is_largest_that_fits():
     with pytest.raises(ValueError, match=f"`max_bytes` must be at least {one}, "):
         suggest(*args, max_bytes=one - 1)
     assert per_example.suggest_microbatch_size(f, *args, max_bytes=1e9) == 6
+    # A small batch needs less memory as a whole than in microbatches.
+    suggest = functools.partial(
+        per_example.suggest_microbatch_size, clipped_grad(linear, 1.0),
+        np.ones(4, np.float32), np.ones((6, 4), np.float32),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="`max_bytes` must be at least ") as error:
+        suggest(max_bytes=1)
+    least = int(re.findall(r"\d+", str(error.value))[0])
+    assert suggest(max_bytes=least) == 6
+    with pytest.raises(ValueError, match=f"at least {least}, "):
+        suggest(max_bytes=least - 1)
 
 
 def test_aggregate_equals_clipped_sum_in_optax_chain():
