@@ -58,9 +58,9 @@ def constrain(
     Guarantees:
       Elements that `clip` does not change get the update of `inner`, bit for bit. Other
       parameters are within one rounding of the clipped value, in the narrower of their
-      dtype and the update's, at the larger of the old and the new modulus. The next step removes this difference. For
-      exact bounds, clip the parameters themselves with `optclip.functional` after
-      `optax.apply_updates`.
+      dtype and the update's, at the larger of the old and the new modulus. The next
+      step removes this difference. For exact bounds, clip the parameters themselves
+      with `optclip.functional` after `optax.apply_updates`.
 
     Edge cases:
       - New parameters that are NaN or inf, and those that share their norm: the update

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip import thresholds
+from optclip.functional import clip_attention_logits
 from tests.support import helpers, oracles
 
 RNG = functools.partial(np.random.default_rng, 7)
@@ -159,6 +160,25 @@ def test_clip_that_zeroes_is_rejected(clip):
         ValueError, match=r"`clip` must not have .* set parameters to 0"
     ):
         optclip.constrain(optax.sgd(1.0), clip)
+
+
+def test_attention_logits_are_a_special_case():
+    names = ("query", "key")
+    params = {k: RNG().normal(size=(3, 2, 4)).astype(np.float32) for k in names}
+    layers = optclip.find_heads(params, query="query", key="key")
+    logits = {"attention": np.float32([50, 400])}
+
+    def update(new, state, params=None):
+        return clip_attention_logits(new, logits, 100.0, layers)[0], state
+
+    clip = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    own = optclip.clip_attention_logits(100.0, layers)
+    expected = optax.chain(optax.identity(), own)
+    expected, _ = expected.update(params, expected.init(params), params, logits=logits)
+    tx = optclip.constrain(optax.identity(), clip)
+    updates, _ = tx.update(params, tx.init(params), params)
+    helpers.assert_identical(updates, expected)
+    assert np.any(updates["key"] != params["key"])
 
 
 def test_call_without_parameters_or_with_sparse_gradient_is_rejected():
