@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +40,23 @@ from .._typing import ClipRecord, ClipState
 from . import _param_placeholder, _record
 from ._record import Entries, LeafNorms
 from ._rules import Rules
+
+_NOTED: contextvars.ContextVar[list[Engine] | None]
+_NOTED = contextvars.ContextVar("noted", default=None)
+
+
+@contextlib.contextmanager
+def noting_engines() -> Iterator[list[Engine]]:
+    """Yield a list of the engines that create a state meanwhile.
+
+    A transformation consists of two functions, so only calls show what it contains.
+    """
+    noted: list[Engine] = []
+    token = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(token)
 
 
 class Step(NamedTuple):
@@ -103,6 +122,8 @@ class Engine:
 
     def init(self, params: PyTree) -> ClipState:
         """Return the state before the first step."""
+        if (noted := _NOTED.get()) is not None:
+            noted.append(self)
         if _param_placeholder.is_placeholder(params):
             entries = Entries(jax.tree.structure(0), (False,))
             memory, shapes = self._memory_of_placeholder(params), [()]

@@ -12,9 +12,8 @@ from .. import _responses as responses
 from .._arrays import _leaves, _memory, _validate
 from .._arrays._new_parameters import applied, update_to
 from .._arrays._types import LeafLike, PyTree
-from .._transforms import Engine, is_placeholder
+from .._transforms import Engine, is_placeholder, noting_engines
 from .._typing import ConstrainState
-from ._engines import engines_in
 from ._inner import check_state, transformation
 
 _SPARSE = "whose new parameters would be dense"
@@ -51,8 +50,9 @@ def constrain(
       parameters, so pass `name="weights"` for its metrics.
 
     Raises:
-      ValueError: `clip` has `nonfinite="zero"` or `response="drop"`, which would set
-        parameters to 0; or `update` lacks `params`.
+      ValueError: In `init`: `clip` has `nonfinite="zero"` or `response="drop"`, or is
+        inside `optax.apply_if_finite` or `MultiSteps`, which would set parameters to 0.
+        In `update`: `params` is missing.
       TypeError: An update is sparse.
 
     Guarantees:
@@ -76,11 +76,14 @@ def constrain(
     """
     first = transformation("inner", inner)
     second = transformation("clip", clip)
-    for engine in engines_in(clip):
-        _check_engine(engine)
 
     def init_fn(params: PyTree) -> ConstrainState:
-        return ConstrainState(first.init(params), second.init(_widened(params)))
+        with noting_engines() as engines:
+            clip_state = second.init(_widened(params))
+        for engine in engines:
+            _check_engine(engine)
+        _check_wrappers(clip_state)
+        return ConstrainState(first.init(params), clip_state)
 
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
@@ -94,8 +97,9 @@ def constrain(
             updates, state.constrain_inner, params, **extra_args
         )
         flat = _leaves.flatten_dense(updates, _SPARSE)
-        live = flat.clippable()
         old = flat.treedef.flatten_up_to(params)
+        pairs = zip(old, flat.clippable(), strict=True)
+        live = [is_live and _leaves.is_floating(p) for p, is_live in pairs]
         new = [
             _memory.computed(applied, jnp.asarray(p), jnp.asarray(u)) if is_live else u
             for p, u, is_live in zip(old, flat.leaves, live, strict=True)
@@ -153,3 +157,19 @@ def _check_engine(engine: Engine) -> None:
         " constrain returns the update of `inner` where new parameters are not finite."
         " To skip bad steps, wrap the result: optclip.skip(optclip.constrain(...))."
     )
+
+
+def _check_wrappers(clip_state: PyTree) -> None:
+    """Raise if a wrapper of optax returns zeros, not parameters, in some steps."""
+    kinds = optax.ApplyIfFiniteState, optax.MultiStepsState
+
+    def is_wrapper(x: Any) -> bool:
+        return isinstance(x, kinds)
+
+    for x in jax.tree.leaves(clip_state, is_leaf=is_wrapper):
+        if is_wrapper(x):
+            name = type(x).__name__.removesuffix("State")
+            raise ValueError(
+                f"`clip` must not be inside a wrapper that returns zeros in some steps,"
+                f" got a state of {name}. Wrap the result of constrain instead."
+            )

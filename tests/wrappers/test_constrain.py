@@ -151,15 +151,17 @@ def test_nonfinite_parameters_get_update_of_inner_and_teach_nothing(bad):
         optclip.clip_by(1.0, response=optclip.responses.detached("drop")),
         optax.chain(optclip.clip_by_norm(1.0, nonfinite="zero"), optax.identity()),
         optax.masked(optclip.clip_by_norm(1.0, nonfinite="zero"), True),
-        optax.partition({"w": optclip.clip_by_norm(1.0, nonfinite="zero")}, {"w": "w"}),
+        optax.partition({"w": optclip.clip_by_norm(1.0, nonfinite="zero")}, "w"),
+        optax.inject_hyperparams(optclip.clip_by_norm)(1.0, nonfinite="zero"),
         optclip.skip(optax.identity()),
+        optax.apply_if_finite(optax.clip(1.0), 3),
+        optax.MultiSteps(optax.clip(1.0), 2).gradient_transformation(),
     ],
 )
 def test_clip_that_zeroes_is_rejected(clip):
-    with pytest.raises(
-        ValueError, match=r"`clip` must not have .* set parameters to 0"
-    ):
-        optclip.constrain(optax.sgd(1.0), clip)
+    tx = optclip.constrain(optax.sgd(1.0), clip)
+    with pytest.raises(ValueError, match=r"`clip` must not (have .* to 0|be inside)"):
+        tx.init(np.ones(2, np.float32))
 
 
 def test_attention_logits_are_a_special_case():
