@@ -48,6 +48,8 @@ _NEEDLESS = {
     "foreach": "XLA compiles the norms of all leaves together.",
     "name": "a function has no record to name.",
 }
+# Options of the general form alone.
+_GENERAL = ("over", "norm")
 _GRADIENTS = ("t_list", "t", "grads", "gradients", "values", "parameters", "updates")
 
 
@@ -112,6 +114,8 @@ def _unknown(name: str, keyword: str, accepted: Iterable[str], hint: str = "") -
     close = difflib.get_close_matches(keyword, sorted(accepted), n=1)
     if not hint and ours:
         hint = f"Use {_VALUES.get(keyword, f'{ours[0]}=')} instead."
+    elif not hint and keyword in _GENERAL:
+        hint = f"Use clip_by(..., {keyword}=...)."
     elif not hint and keyword in _NEEDLESS:
         hint = f"Remove it: {_NEEDLESS[keyword]}"
     elif not hint and close:

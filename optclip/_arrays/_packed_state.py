@@ -154,7 +154,7 @@ def check_same_norms(memory: PyTree, treedef: TreeDef) -> None:
                 f" {sorted(x.by_digest)}, theirs is {_digest(treedef)!r} (number of"
                 " norms and digest of their paths). A leaf was added, removed, renamed"
                 " or reordered. Pass trees of one structure to init and update. After a"
-                " change of the model, reinitialize the state of this transformation."
+                " change of the model, move the state with optclip.carry_over."
             )
 
 

@@ -170,7 +170,8 @@ def _check_same(kind: str, recorded: PyTree, entries: PyTree) -> None:
     differences = [f" {verb} {sorted(names)[:5]}." for verb, names in parts if names]
     raise ValueError(
         f"The updates must have the same {kind} as the state.{''.join(differences)}"
-        " Pass trees of one structure to init and update."
+        " Pass trees of one structure to init and update. After a change of the model,"
+        " move the state with optclip.carry_over."
     )
 
 

@@ -95,11 +95,24 @@ def _check_structure(state: PyTree, expected: PyTree) -> None:
         _check_shapes(state, expected)
         return
     raise ValueError(
-        "`state` must have the structure of tx.init(params), got"
-        f" {jax.tree.structure(state)!s:.300} instead of"
-        f" {jax.tree.structure(expected)!s:.300}. Restore a checkpoint into"
-        " tx.init(params) first, with the `tx` and `params` that made it."
+        "`state` must have the structure of tx.init(params):"
+        f" {_first_difference(state, expected)}. Pass the `tx` and `params` that made"
+        " the state, before the new ones, and restore a checkpoint into"
+        " tx.init(params)."
     )
+
+
+def _first_difference(state: PyTree, expected: PyTree) -> str:
+    """Return a path that only one of two states has, in words."""
+    here, there = (
+        [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+        for tree in (state, expected)
+    )
+    if missing := [path for path in there if path not in {*here}]:
+        return f"it lacks {missing[0]}"
+    if unknown := [path for path in here if path not in {*there}]:
+        return f"it has the unknown {unknown[0]}"
+    return f"a {type(state).__name__} instead of a {type(expected).__name__}"
 
 
 def _check_shapes(state: PyTree, expected: PyTree) -> None:

@@ -46,8 +46,9 @@ def constrain(
 
     Returns:
       A transformation whose `update` requires `params`. Place it last in a chain;
-      `skip` and `optax.MultiSteps` go outside. In `clip`, norms are those of the new
-      parameters, so pass `name="weights"` for its metrics.
+      `skip` and `optax.MultiSteps` go outside. The metrics of `clip` are those of the
+      new parameters before they are clipped; pass `name="weights"` to tell them from
+      those of gradients.
 
     Raises:
       ValueError: In `init`: `clip` has `nonfinite="zero"` or `response="drop"`, or is

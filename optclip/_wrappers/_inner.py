@@ -23,7 +23,7 @@ def check_state(state: Any, kind: type) -> None:
     """Raise unless `state` is a state of this wrapper."""
     advice = (
         "Pass the state returned by this transformation's init or by its previous"
-        " update."
+        " update. optclip.carry_over moves the state of another optimizer to this one."
     )
     _validate.kind(
         "state", state, kind, f"the {kind.__name__} of this transformation", advice

@@ -168,7 +168,7 @@ def _check_columns(state: HistoryState, columns: list[Column]) -> None:
     names = {column.key for column in columns}
     advice = (
         "Pass the state of this transformation's init. After a change of the model or"
-        " of the transformations, reinitialize the state of with_history."
+        " of the transformations, move the state with optclip.carry_over."
     )
     if isinstance(state.history_names, Tracer):
         made, used = sorted(state.history_rows), key

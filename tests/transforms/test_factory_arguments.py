@@ -111,6 +111,7 @@ FOREIGN_KEYWORDS = [
         r"call optclip.functional.clip_by_global_n",
     ),
     (optclip.clip_by_norm, "clipnorm", "Use max_norm= instead"),
+    (optclip.clip_by_norm, "over", r"Use clip_by\(\.\.\., over=\.\.\.\)"),
     (optclip.clip_by_value, "clipvalue", "Use limit= instead"),
     (optclip.clip_by_value, "max_delta", "Use limit= instead"),
     (optclip.clip_by_rms, "threshold", "Use max_rms= instead"),
