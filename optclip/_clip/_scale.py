@@ -174,16 +174,19 @@ def _coefficient(
 
 def _without_numbers(response: Any) -> tuple[BaseResponse, dict[str, Any]]:
     """Return a response with 1 in place of each number, and the numbers by field."""
-    numbers: dict[str, Any] = {}
-    blank: dict[str, Any] = {}
-    for field in dataclasses.fields(response):
-        value = getattr(response, field.name)
-        if isinstance(value, BaseResponse):
-            blank[field.name], numbers[field.name] = _without_numbers(value)
-        elif _validate.is_number(value):
-            blank[field.name], numbers[field.name] = 1.0, as_array(value)
-    if not numbers:
+    values = {x.name: getattr(response, x.name) for x in dataclasses.fields(response)}
+    numbers: dict[str, Any] = {
+        name: as_array(x) for name, x in values.items() if _validate.is_number(x)
+    }
+    nested = {
+        name: _without_numbers(x)
+        for name, x in values.items()
+        if isinstance(x, BaseResponse)
+    }
+    blank = dict.fromkeys(numbers, 1.0) | {name: x for name, (x, _) in nested.items()}
+    if not blank:
         return response, {}
+    numbers |= {name: x for name, (_, x) in nested.items()}
     return dataclasses.replace(response, **blank), numbers
 
 

@@ -101,3 +101,14 @@ def test_limit_is_symmetric(limit):
     largest = min(float(limit), float(np.finfo(np.float32).max))
     expected = np.clip(np.float64(x), -largest, largest)
     np.testing.assert_allclose(clipped, expected, rtol=1.2e-7)
+
+
+def test_scalar_leaf_records_the_bound_of_its_side():
+    tx = optclip.clip_by_value(lower=-1.0, upper=1.0)
+    tree = {"scalar": np.float32(-4), "x": np.float32([0.5, 2])}
+    out, state = tx.update(tree, tx.init(tree))
+    assert out["scalar"] == -1
+    logged = optclip.metrics(state)
+    assert logged["clip/norm"] == 4
+    assert logged["clip/threshold"] == 1
+    np.testing.assert_allclose(logged["clip/fraction"], 2 / 3, rtol=1e-6)

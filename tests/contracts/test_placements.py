@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.sharding import SingleDeviceSharding
@@ -196,3 +197,37 @@ def test_leaves_on_two_devices_are_clipped(entry):
         assert new.sharding == old.sharding
     helpers.assert_close(clipped, entry.expected(helpers.as_float64(TREE)))
     assert helpers.differs(clipped, TREE)
+
+
+def test_learned_thresholds_of_many_leaves_on_two_devices():
+    devices = jax.devices()[:2]
+    tree = {i: jax.device_put(jnp.full(4, i + 1.0), devices[i % 2]) for i in range(6)}
+    tx = optclip.clip_by_norm(thresholds.ema(0.5, warmup=0))
+    state = tx.init(tree)
+    for _ in range(2):
+        out, state = tx.update(tree, state)
+    for i, x in out.items():
+        assert x.devices() == {devices[i % 2]}
+        np.testing.assert_allclose(x, (i + 1) / 2, rtol=1e-6)
+
+
+def test_leaf_on_mesh_is_clipped_by_threshold_on_another_device():
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    leaf = jax.device_put(jnp.ones(4), jax.NamedSharding(mesh, jax.P("data")))
+    limit = jax.device_put(jnp.ones(()), jax.devices()[3])
+    out = functional.clip_by_norm(leaf, limit)
+    assert out.sharding == leaf.sharding
+    np.testing.assert_allclose(out, 0.5)
+
+
+def test_leaves_of_two_typed_meshes_share_no_norm_in_jit():
+    kind = (jax.sharding.AxisType.Explicit,)
+    tree = {}
+    for name in ("one", "two"):
+        mesh = jax.make_mesh((2,), (name,), axis_types=kind, devices=jax.devices()[:2])
+        place = jax.NamedSharding(mesh, jax.P(name))
+        tree[name] = jax.device_put(jnp.ones(4), place)
+    with pytest.raises(
+        ValueError, match=r"must be on the same devices or mesh.*use_norm"
+    ):
+        jax.jit(lambda t: functional.clip_by_global_norm(t, 1.0))(tree)

@@ -129,3 +129,8 @@ def test_norm_measures_blocks_of_plain_arrays():
     for norm in (norms.Norm(2.0), norms.Spectral()):
         (found,) = norm.measure([block]).norms.entries()
         np.testing.assert_allclose(found, 5.0, rtol=1e-6)
+
+
+def test_norm_of_array_as_power_of_count_is_rejected():
+    with pytest.raises(TypeError, match="`per_count` must be a Python or NumPy number"):
+        norms.Norm(2.0, jnp.float32(0.5))

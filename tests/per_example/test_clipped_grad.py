@@ -631,3 +631,10 @@ def test_clipped_grad_bad_argument_raises(name):
     bad_call, (error, message) = ERRORS[name]
     with pytest.raises(error, match=message):
         bad_call()
+
+
+def test_suggest_microbatch_size_needs_memory_of_programs(monkeypatch):
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda self: None)
+    args = np.ones(4, np.float32), np.ones((6, 4), np.float32)
+    with pytest.raises(NotImplementedError, match="must report the memory"):
+        per_example.suggest_microbatch_size(norms(linear), *args, max_bytes=1e9)

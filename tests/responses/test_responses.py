@@ -277,3 +277,36 @@ def test_detached_threshold_has_zero_derivative():
         lambda x: clip(x, LargestSoFar(), responses.detached()), X
     )
     np.testing.assert_allclose(slope, 0.5 * np.eye(4), rtol=1e-6)
+
+
+class Unhashable:
+    """A function without a hash, such as one that holds arrays."""
+
+    __hash__ = None
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args):
+        return self.function(*args)
+
+
+class OfElements:
+    """A user's response with a function of elements."""
+
+    coefficient = Unhashable(lambda norm, threshold: threshold / norm)
+    element = Unhashable(lambda x, lower, upper: jnp.clip(x, lower, upper))
+
+
+def test_response_without_hash_clips_elements_and_is_recorded():
+    tx = optclip.clip_by(1.0, over="element", response=OfElements())
+    updates = np.float32([0.5, -3, 2])
+    out, state = tx.update(updates, tx.init(updates))
+    np.testing.assert_array_equal(out, [0.5, -1, 1])
+    assert optclip.metrics(state)["clip/norm"] == 3
+
+
+def test_detached_function_scales_outside_of_jit():
+    response = responses.detached(lambda norm, threshold: threshold / norm)
+    out, _ = optclip.functional.clip_by(np.float32([3, 4]), 1.0, response=response)
+    np.testing.assert_allclose(out, [0.6, 0.8], rtol=1e-6)

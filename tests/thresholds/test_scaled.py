@@ -195,3 +195,22 @@ def test_logarithmic_mean_plus_std_follows_float64():
         np.testing.assert_allclose(limit, expected, rtol=1e-5)
         ring += [norm] if np.isfinite(norm) and norm > 0 else []
     assert 0 < clipped.mean() < 1
+
+
+def test_statistic_of_one_norm_is_that_norm():
+    alone, of = (
+        optclip.clip_by_norm(rule)
+        for rule in (T.quantile(0.5, 4), T.of("max", T.quantile(0.5, 4)))
+    )
+    rows = {"a": np.float32([[1], [5], [3]]), "b": np.float32([[2], [9], [4]])}
+    expected, _ = over_steps(alone, rows)
+    outs, _ = over_steps(of, rows)
+    helpers.assert_identical(outs, expected)
+    assert np.any(outs["a"] != rows["a"])
+
+
+def test_statistic_of_no_element_is_zero():
+    tx = optclip.clip_by_value(T.of(0.5, T.current()))
+    tree = {"none": np.zeros((0, 2), np.float32), "x": np.float32([1, 9])}
+    out, _ = tx.update(tree, tx.init(tree))
+    np.testing.assert_array_equal(out["x"], [1, 5])

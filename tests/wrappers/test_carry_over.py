@@ -1,7 +1,6 @@
 """Test states moved to other leaves and other optimizers, against unbroken runs."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -204,12 +203,47 @@ def test_memory_moves_to_rule_of_same_quantity_only():
     helpers.assert_identical(off, state)
 
 
-def test_state_of_another_optimizer_is_rejected():
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (optax.EmptyState(), "it lacks"),
+        ((optclip.clip_by_norm(1.0).init(1.0), np.ones(1)), r"the unknown \[1\]"),
+        ([optclip.clip_by_norm(1.0).init(1.0)], "a list instead of a tuple"),
+    ],
+)
+def test_state_of_another_optimizer_is_rejected(state, words):
     tx, tree = optax.chain(optclip.clip_by_norm(1.0)), params("ab")
-    with pytest.raises(ValueError, match="must have the structure of tx.init"):
-        optclip.carry_over(tx, tree, {"clip": jnp.ones(())}, tx, tree)
-    stacked = jax.vmap(lambda _: tx.init(tree))(jnp.ones(2))
-    with pytest.raises(
-        ValueError, match=r"clip_step must have the shape \(\), got \(2,"
-    ):
+    words = rf"must have the structure of tx.init\(params\): .*{words}"
+    with pytest.raises(ValueError, match=words):
+        optclip.carry_over(tx, tree, state, tx, tree)
+
+
+def test_memory_of_other_rules_names_and_dtypes_starts_anew():
+    rule, ones = T.quantile(0.5, 4), np.ones(2, np.float32)
+    tx = optclip.clip_by_norm(rule)
+    _, state = run(tx, tx.init(params("ab")), ("a", "b"), range(2))
+    by_leaf = optclip.clip_by_norm({"a": rule, "b": rule})
+    for other, names in ((by_leaf, ("a", "b")), (tx, ("c", "d"))):
+        new = dict.fromkeys(names, ones)
+        moved = optclip.carry_over(tx, params("ab"), state, other, new)
+        helpers.assert_identical(moved.clip_memory, other.init(new).clip_memory)
+    tx = optax.trace(0.9)
+    state = tx.init(np.ones(2, np.int32))
+    moved = optclip.carry_over(tx, np.ones(2, np.int32), state, tx, ones)
+    assert moved.trace.dtype == np.float32
+
+
+def test_history_without_steps_stays_empty():
+    clip = optclip.clip_by_norm(1.0)
+    tx, longer = optclip.with_history(clip, 2), optclip.with_history(clip, 3)
+    tree = params("ab")
+    moved = optclip.carry_over(tx, tree, tx.init(tree), longer, tree)
+    helpers.assert_identical(moved, longer.init(tree))
+
+
+def test_state_of_an_ensemble_is_rejected():
+    tx, tree = optax.chain(optclip.clip_by_norm(1.0)), params("ab")
+    stacked = jax.vmap(lambda _: tx.init(tree))(np.ones(2, np.float32))
+    words = r"clip_step must have the shape \(\), got \(2,"
+    with pytest.raises(ValueError, match=words):
         optclip.carry_over(tx, tree, stacked, tx, tree)

@@ -21,6 +21,7 @@ KEEP_NORM = optclip.clip_by(
     thresholds.initial_norm(), over="leaf", response="normalize", name="weights"
 )
 COLUMNS = optclip.axes(0)
+T_RULE = thresholds.initial_norm()
 
 
 def stepped(tx, params, grads, state=None):
@@ -267,3 +268,20 @@ def test_experts_of_stacked_leaf_are_constrained_on_mesh(mode):
     norm = np.linalg.norm(plain.reshape(4, -1), axis=1)[:, None, None]
     assert np.all(norm > 2)
     np.testing.assert_allclose(new, 2 * plain / norm, rtol=2e-6)
+
+
+def test_complex_parameters_are_rounded_to_their_dtype():
+    tx = optclip.constrain(optax.identity(), optclip.clip_by_norm(1.0))
+    with jax.enable_x64(True):
+        params = jnp.array([3 + 4j], jnp.complex64)
+        updates, _ = tx.update(jnp.array([1j]), tx.init(params), params)
+        assert updates.dtype == jnp.complex128
+        np.testing.assert_allclose(abs(params + updates), 1, rtol=1e-6)
+
+
+def test_states_of_constrain_are_found_by_their_parameters():
+    tx = optclip.constrain(optax.adam(0.1), optclip.clip_by_norm(T_RULE))
+    state = tx.init({"w": np.ones(2, np.float32)})
+    doubled = optax.tree_map_params(tx, lambda x: 2 * x + 1, state)
+    np.testing.assert_array_equal(optax.tree.get(doubled, "mu")["w"], [1, 1])
+    helpers.assert_identical(doubled.constrain_clip, state.constrain_clip)
