@@ -1,5 +1,8 @@
 """Build the wheel and the sdist, and install them in an empty environment."""
 
+import email
+import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -14,8 +17,15 @@ ROOT = Path(__file__).parents[3]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-def run(*command, cwd):
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+REPOSITORY = "https://example.org/owner/optclip"
+DOCUMENTATION = "https://optclip.example.org"
+
+
+def run(*command, cwd, **variables):
+    environment = os.environ | variables
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -26,23 +36,42 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
     run(
         sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT,
-        cwd=folder,
+        cwd=folder, OPTCLIP_REPOSITORY=REPOSITORY, OPTCLIP_DOCUMENTATION=DOCUMENTATION,
     )  # fmt: skip
     return folder
 
 
-def test_wheel_contains_only_the_package(built):
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        text = file.read(f"optclip-{VERSION}.dist-info/METADATA").decode()
+    return email.message_from_string(text)
+
+
+def test_package_page_renders_and_links_to_existing_files(built):
+    run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built)
     (wheel,) = built.glob("*.whl")
-    assert wheel.name == f"optclip-{VERSION}-py3-none-any.whl"
-    names = set(zipfile.ZipFile(wheel).namelist())
-    info = f"optclip-{VERSION}.dist-info"
-    assert {"optclip/__init__.py", "optclip/py.typed"} < names
-    assert {name.split("/")[0] for name in names} == {"optclip", info}
-    assert f"{info}/licenses/LICENSE" in names
-    sources = {
-        path.relative_to(ROOT).as_posix() for path in ROOT.glob("optclip/**/*.py")
-    }
-    assert {name for name in names if name.endswith(".py")} == sources
+    page = metadata(wheel)
+    readme = page.get_payload()
+    targets = re.findall(r"\]\(([^)]*)\)", readme)
+    images = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", readme)
+    assert images == [f"{REPOSITORY}/raw/v{VERSION}/docs/images/gpt.png"]
+    urls = [url.split(", ")[1] for url in page.get_all("Project-URL")]
+    assert {REPOSITORY, DOCUMENTATION} < set(urls)
+    files = rf"{REPOSITORY}/(?:blob|raw)/v{VERSION}/([^#]*)"
+    ours = [re.match(files, target) for target in targets + urls]
+    paths = {match[1] for match in ours if match}
+    assert {"docs/numerics.md", "CONTRIBUTING.md", "SECURITY.md"} < paths
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    assert not [target for target in targets if not target.startswith("https://")]
+
+
+def test_checkout_without_address_has_no_urls():
+    command = (sys.executable, "-m", "hatchling", "metadata")
+    # The release workflow sets these.
+    variables = {"OPTCLIP_REPOSITORY": "", "OPTCLIP_DOCUMENTATION": ""}
+    assert run(*command, "urls", cwd=ROOT, **variables).strip() == "{}"
+    readme = run(*command, "readme", cwd=ROOT, **variables)
+    assert "](docs/images/gpt.png)" in readme
 
 
 def test_sdist_contains_tests_and_tools(built):
@@ -52,7 +81,7 @@ def test_sdist_contains_tests_and_tools(built):
         names = {name.removeprefix(start) for name in file.getnames()}
     needed = {
         "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md",
-        "run.py", "noxfile.py", "pyproject.toml", ".ci/run",
+        "SECURITY.md", "run.py", "noxfile.py", "hatch_build.py", "pyproject.toml", ".ci/run",
         ".github/workflows/jax.yml", "tests/conftest.py", "docs/methods.md",
         "benchmarks/results/cpu.json",
     }  # fmt: skip
