@@ -136,7 +136,7 @@ def stacks_of(arrays: list[jax.Array], plan: NormPlan) -> list[Stack]:
     for i, (x, member) in enumerate(zip(arrays, plan.members, strict=True)):
         axis = range(x.ndim) if member.axis is None else member.axis
         is_whole = math.prod(x.shape[a] for a in axis) == x.size
-        is_small = 0 < _leaves.size_of(x) < SMALL and not _xla.may_be_split(x)
+        is_small = 0 < _leaves.size_of(x) <= SMALL and not _xla.may_be_split(x)
         is_alone = in_block[member.block] == 1 and member.layers is None
         if is_whole and is_small and is_alone:
             kind = jax.typeof(x), member.axis, member.split
