@@ -13,7 +13,7 @@ from .._arrays import _leaves, _memory, _validate
 from .._arrays._new_parameters import applied, update_to
 from .._arrays._types import LeafLike, PyTree
 from .._transforms import Engine, is_placeholder, noting_engines
-from .._typing import ConstrainState
+from .._typing import ClipState, ConstrainState
 from ._inner import check_state, transformation
 
 _SPARSE = "whose new parameters would be dense"
@@ -52,7 +52,8 @@ def constrain(
 
     Raises:
       ValueError: In `init`: `clip` has `nonfinite="zero"` or `response="drop"`, or is
-        inside `optax.apply_if_finite` or `MultiSteps`, which would set parameters to 0.
+        inside `optax.apply_if_finite` or `MultiSteps`, which would set parameters to 0;
+        or the two are exchanged.
         In `update`: `params` is missing.
       TypeError: An update is sparse.
 
@@ -84,7 +85,10 @@ def constrain(
         for engine in engines:
             _check_engine(engine)
         _check_wrappers(clip_state)
-        return ConstrainState(first.init(params), clip_state)
+        inner_state = first.init(params)
+        if isinstance(inner_state, ClipState) and not engines:
+            _check_order(clip_state)
+        return ConstrainState(inner_state, clip_state)
 
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
@@ -158,6 +162,15 @@ def _check_engine(engine: Engine) -> None:
         " constrain returns the update of `inner` where new parameters are not finite."
         " To skip bad steps, wrap the result: optclip.skip(optclip.constrain(...))."
     )
+
+
+def _check_order(clip_state: PyTree) -> None:
+    """Raise if `clip` has a state as an optimizer has, where `inner` only clips."""
+    if jax.tree.leaves(clip_state):
+        raise ValueError(
+            "`inner` is a clipping transformation, and `clip` has the state of an"
+            " optimizer. Exchange them: optclip.constrain(optimizer, clip)."
+        )
 
 
 def _check_wrappers(clip_state: PyTree) -> None:

@@ -221,6 +221,12 @@ def test_initial_norm_does_not_drift(dtype, bound):
     assert abs(kept / first - 1) < bound
 
 
+def test_exchanged_arguments_raise_value_error():
+    tx = optclip.constrain(optclip.clip_by_norm(1.0), optax.adam(1e-3))
+    with pytest.raises(ValueError, match=r"Exchange them: optclip.constrain\(optimizer"):
+        tx.init(np.ones(2, np.float32))
+
+
 def test_initial_norm_of_zero_does_not_constrain():
     """A bias, or the second factor of LoRA, is 0 at the first step."""
     tx = optclip.constrain(optax.sgd(1.0), KEEP_NORM)
