@@ -14,9 +14,10 @@ from .._arrays._call_errors import explains_keywords
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum, _method
+from ._bound_argument import bound_of
 from ._clip_then_sum import Reduce
 from ._eager import run_once_compiled
-from ._example_clip import Relation, bound_of, check_floats
+from ._example_clip import Relation, check_floats
 from ._example_gradients import Source, check_placed, check_together
 from ._info import ExampleInfo
 from ._loss import Loss, apart, check_positional

@@ -30,11 +30,10 @@ from .._clip import (
 )
 from .._norms import L2, Measured, flush_small
 from .._responses import BaseResponse
-from .._scopes import LEAF, TREE, Groups, Scope, as_scope, declaring
+from .._scopes import TREE, Groups, Scope
 from .._typing import is_cotangent_record
 from ._ghost import _formulas
 from ._ghost._formulas import Scaled
-from ._responses import response_of
 from ._weights import Row
 
 Relation = Literal["add_or_remove", "zero_out", "replace_one"]
@@ -208,7 +207,8 @@ class Bound:
     def _limits(self, params: PyTree) -> list[Any]:
         if self.scope == TREE:
             return [self.threshold]
-        limits = [math.inf if t is None else t for t in _values(self.threshold)]
+        values = jax.tree.leaves(self.threshold, is_leaf=lambda t: t is None)
+        limits = [math.inf if t is None else t for t in values]
         if params is None:
             if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
                 return limits
@@ -263,30 +263,6 @@ def check_floats(flat: Flat, advice: str = "Remove it from the tree.") -> None:
             )
 
 
-def bound_of(
-    threshold: Any,
-    over: Any,
-    response: Any,
-    nonfinite: str,
-    strict: bool,
-    normalize_by: Any,
-    max_weight: Any = None,
-) -> Bound:
-    """Return the validated bound that a user's arguments specify."""
-    scope = declaring(_scope(over), threshold)
-    _check_threshold(threshold, scope)
-    _validate.plain("normalize_by", normalize_by, above=True)
-    is_unit = isinstance(response, str) and response == "unit"
-    how = response_of(response)
-    if max_weight is not None:
-        _check_max_weight(max_weight)
-    bound = Bound(
-        threshold, scope, how, nonfinite, strict, normalize_by, is_unit, max_weight
-    )
-    bound.clip()
-    return bound
-
-
 def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
     """Return the layout of the leaves and the norm of each block; inf on overflow."""
     leaves, treedef = jax.tree.flatten(squares, is_leaf=lambda x: isinstance(x, Scaled))
@@ -307,55 +283,8 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
     return layout, norms
 
 
-def _scope(over: Any) -> Scope:
-    wanted = "'tree', 'leaf' or optclip.groups(...)"
-    try:
-        scope = as_scope(over)
-    except TypeError:
-        raise TypeError(_validate.must_be("over", wanted, over)) from None
-    if scope not in (TREE, LEAF) and not isinstance(scope, Groups):
-        raise ValueError(_validate.must_be("over", wanted, over))
-    return scope
-
-
-_RULE_ADVICE = (
-    "For a threshold that follows the norms, pass `threshold` of the state of"
-    " per_example.QuantileThreshold. In clipped_grad, the loss comes first."
-)
-
-
-def _check_threshold(threshold: Any, scope: Scope) -> None:
-    _validate.threshold_given("threshold", threshold)
-    for value in _values(threshold):
-        if value is not None:
-            _validate.number("threshold", value, rule_advice=_RULE_ADVICE)
-            if jnp.shape(value):
-                wanted = "one number for each norm"
-                advice = f"Its shape is {jnp.shape(value)}."
-                advice += " For one per example, pass thresholds= in the call."
-                message = _validate.must_be("threshold", wanted, value, advice)
-                raise ValueError(message)
-    if scope == TREE and not _validate.is_number(threshold):
-        wanted = "one number for over='tree'"
-        advice = "Pass over='leaf' or over=optclip.groups(...) for several."
-        raise ValueError(_validate.must_be("threshold", wanted, threshold, advice))
-
-
-def _check_max_weight(max_weight: Any) -> None:
-    advice = "inf does not limit the weights."
-    _validate.number("max_weight", max_weight, advice=advice)
-    if jnp.shape(max_weight):
-        wanted = "one number for all examples"
-        advice = "Pass the weights of the examples in the call, weights=."
-        raise ValueError(_validate.must_be("max_weight", wanted, max_weight, advice))
-
-
 def _least(own: Number, most: Number) -> jax.Array:
     return jnp.minimum(_numerics.as_array(own), _numerics.as_array(most))
-
-
-def _values(threshold: Any) -> list[Any]:
-    return jax.tree.leaves(threshold, is_leaf=lambda t: t is None)
 
 
 def _wide(value: Any) -> Any:

@@ -12,9 +12,9 @@ from .._arrays import _validate
 from .._arrays._types import PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum, _method
+from ._bound_argument import bound_of
 from ._clipped_grad import has_loops, source_again, source_of
 from ._eager import run_once_compiled
-from ._example_clip import bound_of
 from ._loss import Loss, check_positional
 from ._method import METHODS, Method, Plan
 
