@@ -22,7 +22,6 @@ from ._memory import (
 )
 from ._of import of
 from ._of_gradients import of_gradients
-from ._properties import couples_norms, is_stateless
 from ._quantile import quantile
 from ._relative_to_params import relative_to_params
 from ._rule import Rule, Seen, Threshold, ThresholdTree, is_rule

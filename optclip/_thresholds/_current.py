@@ -14,6 +14,7 @@ class Current:
     """See `current`."""
 
     takes_vector: ClassVar[bool] = True
+    is_stateless: ClassVar[bool] = True
 
     def init(self, norm: PyTree) -> tuple[()]:
         del norm

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -32,6 +32,8 @@ class _WithoutMemory(abc.ABC):
 @dataclasses.dataclass(frozen=True)
 class Constant(_WithoutMemory):
     """A fixed threshold; numbers and arrays are converted to it."""
+
+    is_stateless: ClassVar[bool] = True
 
     value: Number
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from ._threshold_argument import one_rule
 class Of:
     """See `of`."""
 
+    couples_norms: ClassVar[bool] = True
+
     reduce: Statistic
     rule: Rule
 
@@ -29,6 +32,10 @@ class Of:
             _validate.choice("reduce", self.reduce, NAMES)
         else:
             _validate.fraction("reduce", self.reduce)
+
+    @property
+    def is_stateless(self) -> bool:
+        return getattr(self.rule, "is_stateless", False)
 
     def init(self, norm: PyTree) -> PyTree:
         return self.rule.init(jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm))

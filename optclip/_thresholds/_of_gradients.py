@@ -25,6 +25,10 @@ class OfGradients:
     def takes_vector(self) -> bool:
         return takes_vector(self.rule)
 
+    @property
+    def couples_norms(self) -> bool:
+        return getattr(self.rule, "couples_norms", False)
+
     def init(self, norm: PyTree) -> PyTree:
         return self.rule.init(norm)
 

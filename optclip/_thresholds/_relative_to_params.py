@@ -19,6 +19,7 @@ class RelativeToParams:
     """See `relative_to_params`."""
 
     takes_vector: ClassVar[bool] = True
+    is_stateless: ClassVar[bool] = True
 
     ratio: Number
     min_norm: Number

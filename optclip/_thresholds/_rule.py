@@ -1,4 +1,10 @@
-"""The protocol of threshold rules: their inputs and results."""
+"""The protocol of threshold rules: their inputs and results.
+
+Rules of this package describe themselves by more attributes, False where missing:
+`is_stateless`, whether a rule depends neither on the step count nor on a memory;
+`couples_norms`, whether the threshold of a norm depends on other norms of its leaf; and
+`takes_vector`, see the function.
+"""
 
 from __future__ import annotations
 

@@ -48,9 +48,13 @@ class Scaled:
         return getattr(self.rule, "learns_from_zeros", True)
 
     @property
-    def is_scheduled(self) -> bool:
-        """Whether the scaling depends on the step."""
-        return any(map(callable, (self.factor, self.low, self.high)))
+    def is_stateless(self) -> bool:
+        is_scheduled = any(map(callable, (self.factor, self.low, self.high)))
+        return not is_scheduled and getattr(self.rule, "is_stateless", False)
+
+    @property
+    def couples_norms(self) -> bool:
+        return getattr(self.rule, "couples_norms", False)
 
     def init(self, norm: PyTree) -> PyTree:
         return self.rule.init(norm)

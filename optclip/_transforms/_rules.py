@@ -33,12 +33,10 @@ from .._thresholds import (
     Named,
     Rule,
     as_rules,
-    couples_norms,
     fixed_thresholds,
     init_memory,
     is_fixed,
     is_rule,
-    is_stateless,
     learned_thresholds,
 )
 from .._typing import ThresholdTree
@@ -56,15 +54,16 @@ class Rules:
     @property
     def are_stateless(self) -> bool:
         """Whether no threshold depends on the step count or on a memory."""
-        return all(is_stateless(rule) for rule in self._rules)
+        return all(getattr(rule, "is_stateless", False) for rule in self._rules)
 
     @property
     def couple_norms(self) -> bool:
         """Whether a threshold without memory depends on other norms of its leaf."""
-        return any(couples_norms(rule) for rule in self._rules)
+        return any(getattr(rule, "couples_norms", False) for rule in self._rules)
 
-    @property
+    @functools.cached_property
     def _rules(self) -> list[Rule]:
+        # Stored, since each update reads it.
         return jax.tree.leaves(self.by_argument, is_leaf=is_rule)
 
     @property
