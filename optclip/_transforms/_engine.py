@@ -183,7 +183,7 @@ class Engine:
         layout = layout_of(self.clip, updates)
         _record.check_state(
             state, [self.name] if self.record else [], self.num_memories,
-            Entries.of(layout), self.clip.scope, itemized=self.is_itemized,
+            layout, self.clip.scope, itemized=self.is_itemized,
         )  # fmt: skip
         # Neither a memory nor a common decision may differ between devices.
         is_common = in_common or self.rules.couple_norms
@@ -235,7 +235,7 @@ class Engine:
         if recorded_norms is not None:
             outcomes = outcomes.map(_with_norm, recorded_norms)
         new = _record.of_step(
-            Entries.of(decision.layout), self.clip.scope, outcomes,
+            decision.layout, self.clip.scope, outcomes,
             itemized=self.is_itemized,
             learns=bool(jax.tree.leaves(decision.rule_memory)),
         )  # fmt: skip

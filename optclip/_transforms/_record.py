@@ -89,7 +89,7 @@ def check_state(
     state: Any,
     names: list[str],
     num_memories: int,
-    entries: Entries,
+    layout: Layout,
     scope: Scope,
     *,
     itemized: bool,
@@ -110,7 +110,7 @@ def check_state(
             f" {len(state.clip_memory)}, expected {num_memories}). {_ADVICE}"
         )
     for each in state.clip_record.values():
-        _check_entries(each, entries, scope, itemized=itemized)
+        _check_entries(each, Entries.of(layout), scope, itemized=itemized)
 
 
 def _check_entries(
@@ -231,7 +231,7 @@ def measure_leaves(
 
 
 def of_step(
-    entries: Entries,
+    layout: Layout,
     scope: Scope,
     outcomes: Batched,
     *,
@@ -241,7 +241,7 @@ def of_step(
     """Return the record of a single step, with a flag where the state has a count.
 
     Args:
-      entries: The entries of the record if it is itemized.
+      layout: The leaves and the blocks.
       scope: The elements that share a norm.
       outcomes: A `BlockOutcome` for each norm.
       itemized: Whether the record has an entry for each norm.
@@ -250,6 +250,7 @@ def of_step(
     outcomes = outcomes if itemized else _outcomes.concatenated(outcomes)
     flagged = outcomes.map(functools.partial(_flagged, learns))
     if itemized:
+        entries = Entries.of(layout)
         of_blocks = _of_blocks(entries, flagged)
         fields = ([each[i] for each in of_blocks] for i in range(_LEAF_NORM))
         new = ClipRecord(*map(entries.keyed, fields))
