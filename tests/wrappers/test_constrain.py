@@ -223,7 +223,9 @@ def test_initial_norm_does_not_drift(dtype, bound):
 
 def test_exchanged_arguments_raise_value_error():
     tx = optclip.constrain(optclip.clip_by_norm(1.0), optax.adam(1e-3))
-    with pytest.raises(ValueError, match=r"Exchange them: optclip.constrain\(optimizer"):
+    with pytest.raises(
+        ValueError, match=r"Exchange them: optclip.constrain\(optimizer"
+    ):
         tx.init(np.ones(2, np.float32))
 
 
