@@ -125,7 +125,7 @@ def stable_spam(
 
     References:
       Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
-      2025, arXiv:2502.17055.
+      2025, arXiv:2502.17055v2.
     """
     first = adam() if inner is None else inner
     elements = build(

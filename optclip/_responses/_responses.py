@@ -219,7 +219,7 @@ class Proportional(BaseResponse):
 
     References:
       Huang, Hu, et al., "Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit
-      Adam", 2025, arXiv:2502.17055.
+      Adam", 2025, arXiv:2502.17055v2.
     """
 
     takes_vectors = True

@@ -207,7 +207,7 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
       `recipes.stable_spam`.
 
     References:
-      Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055, AdaClip.
+      Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055v2, AdaClip.
     """
     return EmaOfMax(decay)
 

@@ -99,6 +99,6 @@ def mean_over_rms(
       `recipes.stable_spam`.
 
     References:
-      Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055, AdaGN.
+      Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055v2, AdaGN.
     """
     return MeanOverRms(b1, b2, eps)
