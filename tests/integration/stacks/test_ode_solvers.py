@@ -17,7 +17,8 @@ def test_clip_cotangent_in_vector_field_acts_except_in_backsolve():
     assert norms["BacksolveAdjoint"] == pytest.approx([free, free], rel=1e-2)
 
 
-def test_clip_cotangent_in_odeint_shrinks_gradient():
+def test_clip_cotangent_in_odeint_clips_cotangents_of_the_state():
+    """Cotangents of single evaluations, as in diffrax, are below the threshold."""
     def loss(w, c):
         def field(y, t, w):
             return 2 * jnp.tanh(w @ optclip.clip_cotangent(y, c))
@@ -26,5 +27,5 @@ def test_clip_cotangent_in_odeint_shrinks_gradient():
         return jnp.sum(odeint(field, jnp.array([1.0, 0.5]), times, w)[-1] ** 2)
 
     w = jnp.array([[2.0, 1.0], [-1.0, 2.0]])
-    free, cut = (jnp.linalg.norm(jax.grad(loss)(w, c)) for c in (jnp.inf, 0.1))
+    free, cut = (jnp.linalg.norm(jax.grad(loss)(w, c)) for c in (jnp.inf, 10.0))
     assert cut < 0.8 * free
