@@ -19,6 +19,7 @@ def test_clip_cotangent_in_vector_field_acts_except_in_backsolve():
 
 def test_clip_cotangent_in_odeint_clips_cotangents_of_the_state():
     """Cotangents of single evaluations, as in diffrax, are below the threshold."""
+
     def loss(w, c):
         def field(y, t, w):
             return 2 * jnp.tanh(w @ optclip.clip_cotangent(y, c))
