@@ -1,5 +1,6 @@
 """Tests of the calls of other libraries in docs/migrating.md and the README."""
 
+import functools
 import pathlib
 import re
 
@@ -84,9 +85,44 @@ def test_call_matches_formula_of_the_other_library(start):
             np.testing.assert_allclose(a, b, rtol=2e-6)
 
 
+def sum_of_examples(call):
+    call = call.replace("1.1, key", "0.0, 0").replace("=64", "=2")  # without noise
+    result = eval(call, NAMES)
+    if isinstance(result, optax.GradientTransformation):
+        return result.update(GRADS, result.init(GRADS))[0]
+    return result[0]
+
+
+def skipped_steps(call):
+    tx = eval(call, NAMES | {"partial": functools.partial})
+    tx = getattr(tx, "gradient_transformation", lambda: tx)()
+    state, steps = tx.init(np.zeros(2)), []
+    for size in (1.0, 50.0, 2.0, np.nan, 3.0, 4.0):
+        updates, state = tx.update(np.float32([size, 1.0]), state, np.zeros(2))
+        steps.append(updates)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("start", "results_of"),
+    [
+        ("optax.per_example_layer_norm_clip", sum_of_examples),
+        ("optax.contrib.differentially_private_aggregate", sum_of_examples),
+        ("optax.MultiSteps(tx, 4, should_skip_update_fn=partial", skipped_steps),
+    ],
+)
+def test_row_of_optax_matches_optax(start, results_of):
+    (row,) = (row for row in ROWS.items() if row[0].startswith(start))
+    theirs, ours = (jax.tree.leaves(results_of(call)) for call in row)
+    assert any(map(np.any, theirs))
+    # By default optclip rounds sums of examples towards zero.
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3)
+
+
 def test_readme_calls_are_rows_of_the_comparison():
     calls = dict(ROW.findall((ROOT / "README.md").read_text()))
     assert len(calls) == 9
     assert calls.items() <= ROWS.items()
-    # Other folders test `agc`, `skip`, `MultiSteps` and the sum over examples.
-    assert len(ROWS) == len(EXPECTED) + 4
+    # Other folders test `agc`, `skip` and the sum over examples.
+    assert len(ROWS) == len(EXPECTED) + 8
