@@ -20,7 +20,7 @@ GRADS = {
     "kernel": np.float32([[3.0, 0.0], [4.0, 2.0]]),
     "bias": np.float32([1.0, -5.0]),
 }
-FIXED = ("MaxText", "Levanter", "Tunix", "nanodo", "Brax", "PureJaxRL")
+FIXED = ("MaxText", "Levanter", "Tunix", "Brax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +40,8 @@ def transformation(trainer, **names):
             "jax": jax,
             "optclip": optclip,
             "clipping_threshold": 1.0,
-            "clip_by_global_norm": 1.0,
             "max_grad_norm": 1.0,
             "MAX_GRAD_NORM": 1.0,
-            "config": {"MAX_GRAD_NORM": 1.0},
             "self": types.SimpleNamespace(max_grad_norm=1.0),
             **names,
         },
