@@ -137,6 +137,13 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def peers(session: nox.Session) -> None:
+    """Run clipping tests of optax, Keras and jax_privacy with optclip."""
+    install(session, "peers")
+    tests(session, "tests/integration/peers")
+
+
+@nox.session
 def tpu(session: nox.Session) -> None:
     """Compile for TPUs; a TPU is not needed."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):

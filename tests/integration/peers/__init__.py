@@ -1,0 +1,1 @@
+"""Clipping tests of other libraries, run with optclip in place of their functions."""
