@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"\n{report(task, arms)}\n\n{report_gradients(task, comparison)}")
     print(NOTES)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    backward_plot.draw(results).savefig(args.out, dpi=150)
+    backward_plot.draw(results).savefig(args.out)
     print(f"\nThe plot is in {args.out}.")
 
 

@@ -295,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\nA sample of the best network, {best.method}, temperature {TEMPERATURE}:")
     print(sample_text(best, corpus))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    char_rnn_plot.draw(results, corpus.unigram_loss).savefig(args.out, dpi=150)
+    char_rnn_plot.draw(results, corpus.unigram_loss).savefig(args.out)
     print(f"\nThe plot is in {args.out}.")
 
 

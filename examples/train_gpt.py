@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{report(runs)}")
     print(NOTES.format(corrupted_steps(steps).sum()))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    gpt_plot.draw(runs, corrupted_steps(steps)).savefig(args.out, dpi=150)
+    gpt_plot.draw(runs, corrupted_steps(steps)).savefig(args.out)
     print(f"\nThe plot is in {args.out}.")
 
 

@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = train(with_rare_as_one(read_corpus()), steps, seeds)
     print(f"\n{report(runs)}\n{NOTES}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    muon_plot.draw(runs, MAX_LOGIT).savefig(args.out, dpi=150)
+    muon_plot.draw(runs, MAX_LOGIT).savefig(args.out)
     print(f"\nThe plot is in {args.out}.")
 
 
