@@ -1,4 +1,6 @@
-"""Plot 1,000 steps with optax's and with optclip's clipping, in float32 and bfloat16.
+"""Train with optax's and with optclip's clipping, in float32 and bfloat16.
+
+Plots the norm after clipping of 1,000 steps in bfloat16.
 
 `python -m docs.plots_and_tables.optax_comparison_plot` draws
 `docs/images/both_clips.png` and prints the figures that `docs/migrating.md` states.
@@ -8,14 +10,15 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-import matplotlib as mpl
 import numpy as np
 import optax
 
 import optclip
+from examples import plot_style
 
 PLOT = pathlib.Path(__file__).parents[1] / "images" / "both_clips.png"
 STEPS, LAYERS, WIDTH, MAX_NORM = 1000, 48, 32, 0.1
+COLORS = plot_style.ORANGE, plot_style.BLUE
 CLIPS = {
     "optax": optax.clip_by_global_norm(MAX_NORM),
     "optclip": optclip.clip_by_global_norm(MAX_NORM, record=False),
@@ -56,27 +59,24 @@ def train(clip, dtype):
     return jax.device_get(jax.lax.scan(step, (params, tx.init(params)), keys)[1])
 
 
-def draw(runs):
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        2, 2, figsize=(9, 5), sharex=True, sharey="row", layout="constrained"
-    )
-    styles = {"optax": ("#d55e00", 3.0, 0.5), "optclip": ("#0072b2", 1.0, 1.0)}
-    for column, dtype in enumerate(("float32", "bfloat16")):
-        for name, (color, width, alpha) in styles.items():
-            for row, values in enumerate(runs[dtype, name]):
-                smooth = np.convolve(values, np.ones(10) / 10, "valid")
-                axes[row, column].plot(
-                    smooth, color=color, lw=width, alpha=alpha, label=name
-                )
-        axes[0, column].set_title(f"{dtype} parameters and gradients")
-        axes[1, column].set_xlabel("step")
-    axes[0, 0].set_ylabel("loss")
-    axes[1, 0].set_ylabel("norm after clipping to 0.1")
-    axes[0, 0].legend(frameon=False)
-    figure.savefig(PLOT, dpi=110)
+def draw(norms):
+    """Draw by how much the norms of each step exceed the threshold, in percent."""
+    figure = plot_style.figure(3.4)
+    axes = figure.subplots()
+    for (name, of_steps), color in zip(norms.items(), COLORS, strict=True):
+        excess = 100 * (of_steps / MAX_NORM - 1)
+        axes.plot(excess, ".", ms=3, color=color, label=name)
+    axes.set(
+        title="Norm after clipping to 0.1, bfloat16 gradients", xlabel="step",
+        xlim=(0, STEPS), ylabel="above the threshold, %",
+    )  # fmt: skip
+    axes.set_ylim(top=1.25 * axes.get_ylim()[1])
+    plot_style.finish(axes)
+    axes.legend(
+        loc="upper right", ncols=2, frameon=False, fontsize=plot_style.SMALL,
+        markerscale=3,
+    )  # fmt: skip
+    figure.savefig(PLOT)
 
 
 if __name__ == "__main__":
@@ -85,7 +85,7 @@ if __name__ == "__main__":
         for dtype in ("float32", "bfloat16")
         for name, clip in CLIPS.items()
     }
-    draw(runs)
+    draw({name: runs["bfloat16", name][1] for name in CLIPS})
     for (dtype, name), (losses, norms) in runs.items():
         last = np.mean(losses[-100:])
         largest = np.max(norms)
