@@ -19,7 +19,7 @@ def main() -> None:
     text = (DOCS / "scanned_layers.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(next(code for code in blocks if "plot.heatmap" in code), {})
-    plt.savefig(DOCS / "images" / "layers_heatmap.png", dpi=110, bbox_inches="tight")
+    plt.savefig(DOCS / "images" / "layers_heatmap.png", bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -58,13 +58,15 @@ def distribution(
     low, high = norms.min(), norms.max()
     edges = np.geomspace(low, high if high > low else 2 * low, 41)
     ax.hist(norms, bins=edges.tolist(), color=_style.AFTER, alpha=0.75)
-    _style.set_log_ticks(ax)
+    ax.set_xscale("log")
+    _style.set_log_ticks(ax.xaxis, norms)
     limits = record.threshold[np.isfinite(record.threshold)]
     if limits.size and record.fraction is None:
         limit = float(np.median(limits))
         fraction = float(np.mean(norms < limit))
         label = f"threshold {limit:.3g}: above {percent(fraction)} of the norms"
-        ax.axvline(limit, color=_style.THRESHOLD, ls="--", label=label)
+        style = {"color": _style.THRESHOLD, "ls": "--", "lw": _style.MAIN}
+        ax.axvline(limit, label=label, **style)
     x = (
         "norm of the updates"
         if record.fraction is None

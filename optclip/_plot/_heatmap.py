@@ -10,6 +10,8 @@ from ._style import Axes
 
 # More columns and rows than these cannot be distinguished in a figure.
 _COLUMNS, _ROWS = 200, 60
+# Its lightness rises evenly over a wide range, and no norm is white.
+_COLORS = "viridis"
 
 
 def heatmap(
@@ -54,15 +56,19 @@ def heatmap(
     order = _with_layers_in_order(sorted(parts, key=lambda key: -size[key])[:_ROWS])
     columns, (left, right) = _columns_of(steps.at)
     rows = np.stack([_largest(finite[key], columns) for key in order])
-    ax = _style.new_axes(ax, height=1.6 + 0.24 * len(order))
+    longest = max(map(len, order))
+    width = max(_style.WIDTH, 4.5 + 0.075 * longest)
+    ax = _style.new_axes(ax, height=1.6 + 0.24 * len(order), width=width)
     image = ax.imshow(
-        rows, aspect="auto", cmap="cividis", interpolation="nearest", norm="log",
+        rows, aspect="auto", cmap=_COLORS, interpolation="nearest", norm="log",
         extent=(left, right, len(order) - 0.5, -0.5),
     )  # fmt: skip
-    ax.figure.colorbar(image, ax=ax, label="norm")
-    ax.set_yticks(range(len(order)), order, fontsize="small")
+    bar = ax.figure.colorbar(image, ax=ax, label="norm")
+    _style.set_log_ticks(bar.ax.yaxis, rows[np.isfinite(rows)])
+    ax.set_yticks(range(len(order)), order, fontsize=_style.small(ax))
     is_part = len(order) < len(parts)
-    title = name + (f" (the largest {len(order)} of {len(parts)})" if is_part else "")
+    which = f", the largest {len(order)} of {len(parts)}" if is_part else ""
+    title = f"norms recorded by '{name}'{which}"
     _style.finish(ax, x=steps.label, y="", title=title)
     ax.grid(visible=False)
     return ax

@@ -57,7 +57,7 @@ def norms(
         _draw_fraction(ax, record.steps, record.fraction)
         y = "fraction of the norms clipped"
     else:
-        _draw_line(ax, record.steps.at, record.norm, "largest norm", _style.AFTER, 1.2)
+        _draw_line(ax, record.steps.at, record.norm, "largest norm", _style.AFTER)
         _style.set_scale(ax, record.norm)
     nonfinite_steps = record.steps.at[~np.isfinite(record.norm)]
     if nonfinite_steps.size:
@@ -77,8 +77,9 @@ def _title(record: ClipHistory) -> str:
 
 
 def _draw_line(
-    ax: Axes, steps: np.ndarray, y: np.ndarray, label: str, color: str, width: float
-) -> None:
+    ax: Axes, steps: np.ndarray, y: np.ndarray, label: str, color: str,
+    width: float = _style.MAIN,
+) -> None:  # fmt: skip
     style = {"color": color, "lw": width, "label": label}
     ax.plot(steps, _style.gaps(y), **style, **_style.dots(y))
 
@@ -87,25 +88,25 @@ def _draw_fraction(ax: Axes, steps: Steps, fraction: np.ndarray) -> None:
     """Draw the fraction at each step, with its running mean for a long run."""
     each = f"each {steps.unit.removesuffix('s')}"
     if len(fraction) <= _MEAN_OVER:
-        _draw_line(ax, steps.at, fraction, each, _style.AFTER, 1.2)
+        _draw_line(ax, steps.at, fraction, each, _style.AFTER)
     else:
-        _draw_line(ax, steps.at, fraction, each, _style.BEFORE, 0.8)
+        _draw_line(ax, steps.at, fraction, each, _style.BEFORE, _style.DETAIL)
         sums = np.cumsum(np.append(0.0, fraction))
         means = (sums[_MEAN_OVER:] - sums[:-_MEAN_OVER]) / _MEAN_OVER
         label = f"mean of the last {_MEAN_OVER} {steps.unit}"
-        _draw_line(ax, steps.at[_MEAN_OVER - 1 :], means, label, _style.AFTER, 1.8)
+        _draw_line(ax, steps.at[_MEAN_OVER - 1 :], means, label, _style.AFTER)
     ax.set_ylim(-0.02, 1.02)
 
 
 def _draw_norms(ax: Axes, record: ClipHistory) -> None:
     steps = record.steps.at
     # A narrow dark line over a broad light one keeps both visible where they are equal.
-    _draw_line(ax, steps, record.norm, "before", _style.BEFORE, 2.4)
-    _draw_line(ax, steps, record.after, "after", _style.AFTER, 1)
+    _draw_line(ax, steps, record.norm, "before", _style.BEFORE, _style.UNDER)
+    _draw_line(ax, steps, record.after, "after", _style.AFTER, _style.DETAIL)
     drawn = [record.norm, record.after]
     if np.isfinite(record.threshold).any():
         limit = _style.gaps(record.threshold)
-        style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1.2}
+        style = {"ls": "--", "color": _style.THRESHOLD, "lw": _style.MAIN}
         dots = _style.dots(limit, "_", 14.0)
         ax.step(steps, limit, where="mid", label="threshold", **style, **dots)
         drawn.append(record.threshold)

@@ -50,10 +50,10 @@ def rate(
     count = np.arange(1, len(total) + 1)
     before = np.concatenate([np.zeros(window), total])[: len(total)]
     lately = (total - before) / np.minimum(count, window)
-    rate, style = total / count, {"color": _style.AFTER, "label": "so far"}
-    ax.plot(steps.at, rate, **style, **_style.dots(rate))
+    rate, style = total / count, {"color": _style.AFTER, "lw": _style.MAIN}
+    ax.plot(steps.at, rate, label="so far", **style, **_style.dots(rate))
     if len(total) > window:
-        style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1}
+        style = {"ls": "--", "color": _style.THRESHOLD, "lw": _style.MAIN}
         ax.plot(steps.at, lately, label=f"last {window} {steps.unit}", **style)
     ax.set_ylim(-0.02, 1.02)
     return _style.finish(

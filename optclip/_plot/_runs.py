@@ -61,14 +61,15 @@ def runs(
         medians.append(_running_median(run.norm, window))
         label = f"{name} ({percent(float(np.mean(run.clipped)))} clipped)"
         color = _style.CYCLE[i % len(_style.CYCLE)]
-        style = {"ls": _style.LINES[i % len(_style.LINES)], "lw": 1.3, "color": color}
+        line = _style.LINES[i % len(_style.LINES)]
+        style = {"ls": line, "lw": _style.MAIN, "color": color}
         dots = _style.dots(medians[-1])
         ax.plot(run.steps.at, medians[-1], label=label, **style, **dots)
     _style.set_scale(ax, *medians)
     title = next(iter(records.values())).title
     labels = sorted({run.steps.label for run in records.values()})
     unit = min(run.steps.unit for run in records.values())
-    y = f"norm before clipping, median of {window} {unit}"
+    y = f"norm before clipping,\nmedian of {window} {unit}"
     return _style.finish(ax, x=" or ".join(labels), y=y, title=title)
 
 

@@ -18,12 +18,16 @@ else:
 BEFORE, AFTER, THRESHOLD, BAD = "#56B4E9", "#0072B2", "#D55E00", "#CC79A7"
 CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
+# Widths of the main lines, of details, and of lines under a main line.
+MAIN, DETAIL, UNDER = 1.5, 1.0, 2.8
+# Inches, so that labels stay legible if a phone shows the figure at its full width.
+WIDTH = 5.4
 # Numbers of a wider range than this are plotted on a logarithmic axis, where small ones
 # stay visible.
 _RANGE = 30.0
 
 
-def new_axes(ax: Axes | None = None, height: float = 3.6) -> Axes:
+def new_axes(ax: Axes | None = None, height: float = 3.6, width: float = WIDTH) -> Axes:
     """Return the axes that were passed, or create a figure.
 
     Raises:
@@ -44,7 +48,7 @@ def new_axes(ax: Axes | None = None, height: float = 3.6) -> Axes:
         ) from error
     # At Matplotlib's default of 100 dots per inch, small labels are blurred on most
     # screens.
-    size = {"figsize": (6.4, height), "dpi": 120}
+    size = {"figsize": (width, height), "dpi": 120}
     return plt.subplots(**size, layout="constrained")[1]
 
 
@@ -68,25 +72,33 @@ def set_scale(ax: Axes, *values: np.ndarray) -> None:
     positive = np.concatenate([x[np.isfinite(x) & (x > 0)] for x in values])
     if positive.size and positive.max() > _RANGE * positive.min():
         ax.set_yscale("log")
+        set_log_ticks(ax.yaxis, positive)
     else:
         ax.set_ylim(bottom=0)
 
 
-def set_log_ticks(ax: Axes) -> None:
-    """Use a logarithmic x axis with the ticks 0.5, 1, 2, ...."""
+def set_log_ticks(axis: Any, positive: np.ndarray) -> None:
+    """Label a logarithmic axis with 0.5, 1, 2, ..., or with powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    is_wide = positive.max() > 1000 * positive.min()
+    subs = (1.0,) if is_wide else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def finish(ax: Axes, *, x: str, y: str, title: str) -> Axes:
     """Set labels, title and grid, and a legend if a line has a label."""
     ax.set(xlabel=x, ylabel=y, title=title)
+    ax.set_axisbelow(True)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     if ax.get_legend_handles_labels()[1]:
-        ax.legend(frameon=False, fontsize="small")
+        ax.legend(frameon=False, fontsize=small(ax))
     return ax
+
+
+def small(ax: Axes) -> float:
+    """Return the size of small text in points; Matplotlib's "small" is too small."""
+    return 0.9 * ax.xaxis.label.get_size()

@@ -184,7 +184,7 @@ def test_heatmap_has_a_row_per_leaf():
     ax = plot.heatmap(found, clip="watch")
     assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
     # The name may be omitted if only one record has leaves.
-    assert plot.heatmap(found).get_title() == "watch"
+    assert plot.heatmap(found).get_title() == "norms recorded by 'watch'"
     shown = ax.images[0].get_array()
     assert list(np.ma.getmaskarray(shown)[0]) == [False, False, True, False, False]
     expected = np.outer([0.8, 0.6], [1, 3, 50, 2])
@@ -196,7 +196,7 @@ def test_heatmap_shows_sixty_leaves_and_two_hundred_steps():
     found["clip/norm/w69"] = np.full(1000, np.nan)
     ax = plot.heatmap(found)
     assert ax.images[0].get_array().shape == (60, 200)
-    assert ax.get_title() == "clip (the largest 60 of 70)"
+    assert ax.get_title() == "norms recorded by 'clip', the largest 60 of 70"
     assert ax.get_yticklabels()[0].get_text() == "w68"
     with pytest.raises(
         ValueError, match="'clip' has one norm per step, but a heatmap needs"
