@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import plot_style
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -14,34 +15,30 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 if TYPE_CHECKING:
     from train_backward import Arm, Comparison, Task
 
-# Okabe and Ito's colors, which color-blind readers and printers distinguish.
-ARM_COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73")
-THRESHOLD_COLORS = ("#CC79A7", "#E69F00", "#56B4E9")
+ARM_COLORS = (
+    plot_style.BASELINE, plot_style.BLUE, plot_style.ORANGE, plot_style.GREEN,
+)  # fmt: skip
+THRESHOLD_COLORS = (plot_style.PINK, plot_style.YELLOW, plot_style.SKY)
 POINTS = 1000  # At most, per threshold.
 
 
 def draw(results: Mapping[str, tuple[Task, Sequence[Arm], Comparison]]) -> Figure:
-    """Draw a row of panels per task. Without pyplot they need no display."""
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    grid = figure.subplots(len(results), 2)
-    for panels, (title, result) in zip(grid, results.items(), strict=True):
-        task, arms, comparison = result
-        left, right = panels
-        draw_losses(left, task, arms)
-        draw_gradients(right, task, comparison)
-        for axes, quantity in ((left, "loss"), (right, "gradient, clipped cotangents")):
-            axes.set_title(
-                f"{title}: {quantity}", loc="left", weight="bold", fontsize="medium"
-            )
-            axes.spines[["top", "right"]].set_visible(False)
-    lines, names = grid[0, 0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside upper left", ncols=4, frameon=False)
-    figure.supxlabel(
-        "Left: lines are means of the search; points are new seeds at an arm's best"
-        " rate. Larger losses are drawn at the top.\nRight: a point per batch and"
-        " threshold, along the runs with global-norm clipping.",
-        fontsize="small", x=0.01, ha="left",
+    """Draw the losses of each task, and below them the gradients of the last."""
+    figure = plot_style.figure(8.4)
+    *upper, lower = figure.subplots(len(results) + 1, 1)
+    for axes, (title, (task, arms, _)) in zip(upper, results.items(), strict=True):
+        draw_losses(axes, task, arms)
+        axes.set_title(title)
+        plot_style.finish(axes)
+    remark(upper[0], 0.01, next(iter(results.values()))[0].learned, "not learned")
+    lines, names = upper[0].get_legend_handles_labels()
+    figure.legend(
+        lines, names, loc="outside upper center", ncols=4, frameon=False,
+        fontsize=plot_style.SMALL,
     )  # fmt: skip
+    title, (task, _, comparison) = list(results.items())[-1]
+    draw_gradients(lower, task, comparison)
+    lower.set_title(f"{title}: gradients with clipped cotangents")
     return figure
 
 
@@ -54,15 +51,11 @@ def draw_losses(axes: Axes, task: Task, arms: Sequence[Arm]) -> None:
         shift = 1.06 ** (place - (len(arms) - 1) / 2)
         mean = np.minimum(arm.searched, top).mean(axis=1)
         style = {"color": color, "clip_on": False}
-        axes.plot(rates * shift, mean, lw=1.8, label=arm.name, **style)
+        axes.plot(rates * shift, mean, label=arm.name, **style)
         losses = np.minimum(arm.losses, top)
         positions = np.full(len(losses), arm.setting.rate * shift)
-        axes.plot(positions, losses, "o", ms=6, mew=0, alpha=0.7, **style)
-    axes.axhspan(task.learned, top, color="0.92", lw=0, zorder=0)
-    axes.text(
-        0.99, task.learned, "has not learned", va="bottom", ha="right",
-        fontsize="small", color="0.35", transform=axes.get_yaxis_transform(),
-    )  # fmt: skip
+        axes.plot(positions, losses, "o", ms=5, mew=0, alpha=0.7, **style)
+    axes.axhspan(task.learned, top, color=plot_style.SHADE, lw=0, zorder=0)
     axes.set_xscale("log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.minorticks_off()
@@ -81,20 +74,28 @@ def draw_gradients(axes: Axes, task: Task, comparison: Comparison) -> None:
             norms[drawn], ratios, "o", ms=3, mew=0, alpha=0.5, color=color,
             label=f"clipped at {task.max_cotangents[i]:g}",
         )  # fmt: skip
-    axes.axhline(1, color="black", lw=1, ls="--")
-    axes.text(
-        0.99, 1.01, "above: larger than unclipped", va="bottom", ha="right",
-        fontsize="small", transform=axes.get_yaxis_transform(),
-    )  # fmt: skip
+    axes.axhline(1, color=plot_style.BASELINE, ls="--")
+    remark(axes, 0.6, 1.3, "above: larger than unclipped")
     axes.set(xscale="log", yscale="log", xlabel="norm of the unclipped gradient")
-    axes.set_ylabel("norm with clipping / unclipped")
+    axes.set_ylabel("norm, relative to unclipped")
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.15))
     label_plainly(axes.xaxis)
     label_plainly(axes.yaxis)
-    legend = axes.legend(loc="lower left", frameon=False, markerscale=2)
+    plot_style.finish(axes)
+    legend = axes.legend(
+        loc="lower left", frameon=False, fontsize=plot_style.SMALL, markerscale=2
+    )
     for handle in legend.legend_handles:
         if handle is not None:
             handle.set_alpha(1)
+
+
+def remark(axes: Axes, x: float, y: float, text: str) -> None:
+    """Write above a value of y, from a fraction of the width."""
+    axes.text(
+        x, y, text, va="bottom", fontsize=plot_style.SMALL, color=plot_style.REMARK,
+        transform=axes.get_yaxis_transform(),
+    )  # fmt: skip
 
 
 def label_plainly(axis: Axis) -> None:

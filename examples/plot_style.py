@@ -6,6 +6,8 @@ width.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -23,10 +25,15 @@ def figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
 
 
-def finish(axes: Axes, *, legend: str | None = None, grid: str = "both") -> None:
-    """Draw the grid behind the data, and a legend at a place such as "upper right"."""
+Corner = Literal["upper left", "upper right", "lower left", "lower right"]
+
+
+def finish(
+    axes: Axes, *, legend: Corner | None = None, grid: Literal["both", "y"] = "both"
+) -> None:
+    """Draw the grid behind the data, and a legend at a corner."""
     axes.set_axisbelow(True)
-    axes.grid(visible=True, axis=grid, alpha=0.25)  # pyright: ignore
+    axes.grid(visible=True, axis=grid, alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if legend is not None:
         axes.legend(loc=legend, frameon=False, fontsize=SMALL)

@@ -7,12 +7,15 @@ the results in `benchmarks/results/cpu.json`.
 import json
 import pathlib
 
-import matplotlib as mpl
 import numpy as np
+
+from examples import plot_style
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHART = ROOT / "docs" / "images" / "adamw_step.png"
-CONTENDERS = {"unclipped": "#999999", "optclip": "#0072b2", "optax": "#d55e00"}
+CONTENDERS = {
+    "unclipped": "#999999", "optclip": plot_style.BLUE, "optax": plot_style.ORANGE,
+}  # fmt: skip
 SETTINGS = {
     ("float32", "made"): "float32",
     ("bfloat16", "made"): "bfloat16",
@@ -22,19 +25,21 @@ SETTINGS = {
 
 
 def main():
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
     text = (ROOT / "benchmarks" / "results" / "cpu.json").read_text()
     rows = {
         (row["dtype"], row["gradients"], row["contender"]): row
         for row in json.loads(text)["step"]["rows"]
         if row["tree"] == "gpt2" and row["clip"] == "global norm"
     }
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure = plot_style.figure(5.6)
+    panels = figure.subplots(2, 1, sharex=True)
     places = np.arange(len(SETTINGS))
     for axes, key, title in (
-        (panels[0], "over unclipped", "Time relative to the unclipped step"),
+        (
+            panels[0],
+            "over unclipped",
+            "Time of an AdamW step of GPT-2, relative to unclipped",
+        ),
         (panels[1], "temporary MB", "Temporary memory in MB"),
     ):
         for i, (name, color) in enumerate(CONTENDERS.items()):
@@ -43,13 +48,13 @@ def main():
                 places + 0.27 * (i - 1), heights, 0.25, color=color, label=name
             )
             digits = "{:.2f}" if key == "over unclipped" else "{:.0f}"
-            axes.bar_label(bars, fmt=digits, fontsize=8)
+            axes.bar_label(bars, fmt=digits, fontsize=plot_style.SMALL, padding=1)
         axes.set_title(title)
         axes.set_xticks(places, list(SETTINGS.values()))
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False, loc="upper left")
-    figure.suptitle("AdamW step of GPT-2 with global-norm clipping, on a CPU")
-    figure.savefig(CHART, dpi=130)
+        axes.margins(y=0.1)
+        plot_style.finish(axes, grid="y")
+    plot_style.finish(panels[0], legend="upper left", grid="y")
+    figure.savefig(CHART)
 
 
 if __name__ == "__main__":
