@@ -78,12 +78,19 @@ def draw_gradients(axes: Axes, task: Task, comparison: Comparison) -> None:
     remark(axes, 0.6, 1.3, "above: larger than unclipped")
     axes.set(xscale="log", yscale="log", xlabel="norm of the unclipped gradient")
     axes.set_ylabel("norm, relative to unclipped")
-    axes.set_ylim(top=max(axes.get_ylim()[1], 1.15))
+    # Room for the legend below the points.
+    axes.set_ylim(axes.get_ylim()[0] / 5, max(axes.get_ylim()[1], 1.15))
     label_plainly(axes.xaxis)
     label_plainly(axes.yaxis)
     plot_style.finish(axes)
     legend = axes.legend(
-        loc="lower left", frameon=False, fontsize=plot_style.SMALL, markerscale=2
+        loc="lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=plot_style.SMALL,
+        markerscale=2,
+        columnspacing=1.5,
+        handletextpad=0.2,
     )
     for handle in legend.legend_handles:
         if handle is not None:

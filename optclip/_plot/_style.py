@@ -101,4 +101,4 @@ def finish(ax: Axes, *, x: str, y: str, title: str) -> Axes:
 
 def small(ax: Axes) -> float:
     """Return the size of small text in points; Matplotlib's "small" is too small."""
-    return 0.9 * ax.xaxis.label.get_fontsize()
+    return 0.9 * float(ax.xaxis.label.get_fontsize())
