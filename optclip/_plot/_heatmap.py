@@ -36,7 +36,7 @@ def heatmap(
         `record="leaves"`, in a form that `optclip.plot` describes.
       clip: Name of the transformation. Default: the only one with groups or leaves, or
         the only such `skip`.
-      ax: Axes to draw on. Default: a new figure whose height fits the rows.
+      ax: Axes to draw on. Default: a new figure whose size fits the rows.
 
     Returns:
       The axes.
