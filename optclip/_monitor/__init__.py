@@ -14,6 +14,13 @@ from ._metrics import (
     transform_of,
 )
 from ._named_columns import Column
-from ._read_history import chosen, has_run, outer_skip, read, skipped_in
+from ._read_history import (
+    chosen,
+    has_run,
+    others_in,
+    outer_skip,
+    read,
+    skipped_in,
+)
 from ._suggest import Suggestion, suggest
 from ._summary import summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,9 @@ import numpy as np
 from .._arrays import _validate
 from .._typing import History
 from ._metrics import keys_of_metrics, parts_in, transform_of
+
+# JSON has no such numbers, so `save` writes them as strings.
+_NOT_FINITE = "inf", "-inf", "nan"
 
 
 def read(history: History) -> dict[str, np.ndarray]:
@@ -58,6 +62,28 @@ def read(history: History) -> dict[str, np.ndarray]:
     return arrays
 
 
+def others_in(history: History) -> list[dict[str, float]]:
+    """Return the numbers of each step that `read` does not read, such as a loss."""
+    if isinstance(history, (str, os.PathLike)):
+        history = lines_of(history)
+    if not isinstance(history, Mapping):
+        return [_others(step) for step in history]
+    count = len(next(iter(read(history).values())))
+    rest = {key: x for key, x in history.items() if np.shape(x) == (count,)}
+    return [_others({key: x[i] for key, x in rest.items()}) for i in range(count)]
+
+
+def _others(step: Mapping[str, Any]) -> dict[str, float]:
+    are_read, others = {*_keys_read(step)}, {}
+    for key, x in step.items():
+        # A log may also hold names, or arrays such as a histogram.
+        is_number = np.ndim(x) == 0 and (not isinstance(x, str) or x in _NOT_FINITE)
+        if key not in are_read and is_number:
+            with contextlib.suppress(TypeError, ValueError):
+                others[key] = float(x)
+    return others
+
+
 def without_skipped(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return each transformation without the steps in which it did not run.
 
@@ -73,8 +99,9 @@ def without_skipped(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def has_run(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     """Return the steps in which no `skip` around a transformation skipped it.
 
-    In the output of `history`, its thresholds are NaN in the other steps. If it ran in
-    none, all steps are returned, so that there is something to read.
+    In the other steps its thresholds are NaN in the output of `history`, and its count
+    of steps stays the same in the metrics of each step. If it ran in none, all steps
+    are returned, so that there is something to read.
     """
     parts = parts_in(columns, "threshold").get(name, [])
     keys = ["/".join(filter(None, (name, "threshold", part))) for part in parts]
@@ -84,7 +111,9 @@ def has_run(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     if not keys or not skipped:
         return every
     is_nan = np.isnan([columns[key] for key in keys]).all(axis=0)
-    is_run = ~(is_nan & np.any(skipped, axis=0))
+    counts = columns.get(f"{name}/steps", np.full(len(every), np.nan))
+    is_repeated = np.diff(counts, prepend=0) == 0
+    is_run = ~((is_nan | is_repeated) & np.any(skipped, axis=0))
     return is_run if is_run.any() else every
 
 
@@ -94,7 +123,6 @@ def _keys_read(keys: Mapping[str, Any]) -> list[str]:
 
 
 def _numbers(key: str, x: Any) -> np.ndarray:
-    # JSON has no infinity, so `save` writes it as a string.
     numbers = [float(entry) for entry in x] if _has_text(x) else x
     try:
         array = np.atleast_1d(np.asarray(numbers, float))
@@ -142,7 +170,7 @@ def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _has_text(x: Any) -> bool:
-    return isinstance(x, list) and any(entry in ("inf", "-inf", "nan") for entry in x)
+    return isinstance(x, list) and any(entry in _NOT_FINITE for entry in x)
 
 
 def chosen(what: str, name: str | None, names: list[str], run: str = "history") -> str:

@@ -14,8 +14,9 @@ _NEARLY_ALL, _MOST = 0.9, 0.5
 _ENOUGH, _MANY = 20, 100
 # A smaller coefficient makes updates of a usual size smaller than the eps of Adam.
 _TINY = 1e-6
-# The number of consecutive skipped steps that is no longer a spike.
-_STALLED = 10
+# The number of consecutive skipped steps that is no longer a spike, and of runs of
+# skipped steps that are named.
+_STALLED, _NAMED = 10, 5
 # A spike is this many times the median norm. A threshold follows spikes if it rises by
 # this factor from the steps before one to those after it.
 _SPIKE, _FOLLOWS, _NEAR = 10, 3, 20
@@ -34,6 +35,7 @@ def verdicts(columns: Columns) -> list[str]:
     for name, parts in parts_in(columns).items():
         findings = [*_of_clip(columns, name)] if parts == [""] else []
         findings += _of_skip(columns, name)
+        findings += _of_skipped_steps(columns, name)
         findings += _of_spike(columns, name)
         findings += _of_parts(columns, f"{name}/norm", [p for p in parts if p])
         findings += _of_parts(columns, f"{name}/leaf_norm", leaves.get(name, []))
@@ -169,6 +171,27 @@ def _of_skip(columns: Columns, name: str) -> Iterator[str]:
             " finite, the level of the norms or losses has shifted: raise the threshold"
             " or set max_consecutive. If not, restore a checkpoint."
         )
+
+
+def _of_skipped_steps(columns: Columns, name: str) -> Iterator[str]:
+    """Yield which steps of a history were skipped."""
+    consecutive, steps = columns.get(f"{name}/consecutive"), columns.get("step")
+    if consecutive is None or steps is None or len(consecutive) != len(steps):
+        return
+    is_skipped = np.concatenate([[False], consecutive > 0, [False]])
+    starts = np.flatnonzero(is_skipped[1:] & ~is_skipped[:-1])
+    ends = np.flatnonzero(is_skipped[:-1] & ~is_skipped[1:]) - 1
+    runs = [
+        f"{first:.0f}" if first == last else f"{first:.0f} to {last:.0f}"
+        for first, last in zip(steps[starts], steps[ends], strict=True)
+    ]
+    if not runs:
+        return
+    named = f"{', '.join(runs[:_NAMED])}{', ...' if len(runs) > _NAMED else ''}"
+    yield (
+        f"skipped {np.sum(consecutive > 0)} of {len(steps)} recorded steps: {named}."
+        " optclip.explain finds the cause in the batch of such a step."
+    )
 
 
 def _of_parts(columns: Columns, start: str, parts: list[str]) -> Iterator[str]:

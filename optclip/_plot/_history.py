@@ -10,7 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from .._arrays import _validate
-from .._monitor import chosen, has_run, outer_skip, parts_in, read, skipped_in
+from .._monitor import (
+    chosen,
+    has_run,
+    others_in,
+    outer_skip,
+    parts_in,
+    read,
+    skipped_in,
+)
 from .._typing import History
 
 
@@ -52,8 +60,8 @@ class ClipHistory(NamedTuple):
 def save(history: History, path: str | os.PathLike[str]) -> None:
     """Save a history as JSON lines, one object per step, for `plot` and other tools.
 
-    Writes the keys of `metrics`, and `step` if present. JSON has no non-finite numbers,
-    so they are written as the strings "inf" and "nan".
+    Writes the keys of `metrics`, and each other number, such as a step or a loss. JSON
+    has no NaN or infinity, so they are written as the strings "nan" and "inf".
 
     Example:
       >>> import optclip, pathlib, tempfile
@@ -73,8 +81,13 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
     wanted = "a str or a pathlib.Path"
     _validate.kind("path", path, (str, os.PathLike), wanted)
     columns = read(history)
-    steps = zip(*(map(_as_json, x.tolist()) for x in columns.values()), strict=True)
-    lines = [json.dumps(dict(zip(columns, step, strict=True))) for step in steps]
+    steps = zip(*(x.tolist() for x in columns.values()), strict=True)
+    metrics = [dict(zip(columns, step, strict=True)) for step in steps]
+    both = zip(metrics, others_in(history), strict=True)
+    lines = [
+        json.dumps({k: _as_json(x) for k, x in (step | others).items()})
+        for step, others in both
+    ]
     Path(path).write_text("\n".join(lines) + "\n")
 
 

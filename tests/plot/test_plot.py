@@ -133,6 +133,25 @@ def test_history_may_be_steps_stacked_or_a_file(history, tmp_path):
             np.testing.assert_array_equal(values, expected[key])
 
 
+def test_saved_history_keeps_other_numbers(history, tmp_path):
+    """The log also has text, arrays, and a number of one step."""
+    count = len(history)
+    losses = [np.float32(1.5), np.float32(np.inf), *range(2, count)]
+    more = [{"loss": x, "name": "a", "all": np.ones(2)} for x in losses]
+    more[1]["eval"] = 7
+    steps = [h | x for h, x in zip(history, more, strict=True)]
+    columns = {key: np.stack([h[key] for h in history]) for key in history[0]}
+    for form in (steps, columns | {"loss": np.float32(losses), "all": np.ones(2)}):
+        plot.save(form, tmp_path / "run.jsonl")
+        plot.save(tmp_path / "run.jsonl", tmp_path / "again.jsonl")
+        rows = [
+            json.loads(x) for x in (tmp_path / "again.jsonl").read_text().splitlines()
+        ]
+        assert [row["loss"] for row in rows[:3]] == [1.5, "inf", 2.0]
+        assert not {"name", "all"} & set(rows[0])
+        assert [row.get("eval") for row in rows[:2]] in ([None, 7.0], [None, None])
+
+
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.heatmap])
 def test_history_with_other_keys_is_read_by_step(draw):
     """The history has text, cotangents, every tenth step, and numbers of one step."""
@@ -325,9 +344,14 @@ def test_plot_of_recorded_run_counts_steps_from_zero():
     logged = recorded(skip, [1.0, 9.0, 9.0, 1.0, 1.0])
     late = {key: x[1:] for key, x in logged.items()}
     every = {key: x[::2] for key, x in logged.items()}
-    # Steps that `skip` skipped count, although `clip` does not count them.
-    for found, at in ((logged, range(5)), (late, range(1, 5)), (every, (0, 2, 4))):
-        for name in ("clip", "skip"):
+    # Steps that `skip` skipped count, although `clip` does not run and repeats its last
+    # metrics.
+    steps = {
+        "skip": (range(5), range(1, 5), (0, 2, 4)),
+        "clip": ((0, 3, 4), (1, 3, 4), (0, 4)),
+    }
+    for name, each in steps.items():
+        for found, at in zip((logged, late, every), each, strict=True):
             line = plot.norms(found, clip=name).lines[0]
             assert list(line.get_xdata()) == list(at)
 
