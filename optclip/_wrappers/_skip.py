@@ -91,7 +91,7 @@ def skip(
         skip the step. Default: `"tree"`.
       norm: Norm to compare, as in `clip_by`. Default: `"l2"`.
       max_consecutive: Maximum number of consecutive skips. The next step is applied
-        even if it contains NaN, so that a stalled run fails visibly. Default: no limit.
+        even if it contains NaN, which then appears in the loss. Default: no limit.
       learn_skipped: Whether the rules also learn from skipped finite steps. True
         follows a lasting change, but one huge spike can hide later ones. False hides no
         spike, but after a lasting change every step is skipped: set `max_consecutive`

@@ -70,10 +70,13 @@ def test_readme_is_short_and_lists_every_clip():
 
 def test_readme_norms_of_rounded_leaves_are_measured():
     """Those of its other rows are in docs/migrating.md."""
-    leaves = list(np.random.default_rng(0).uniform(size=(200, 64)).astype(jnp.bfloat16))
-    for library, norm in ((optax, 1.04), (optclip, 1.0)):
-        tx = library.clip_by_global_norm(1.0)
-        # Not compiled: XLA would take seconds for the program of 200 leaves.
-        clipped, _ = tx.update(leaves, tx.init(leaves))
-        found = oracles.tree_norm(helpers.as_float64(clipped))
-        np.testing.assert_allclose(found, norm, atol=5e-3)
+    draws = np.random.default_rng(0)
+    kinds = draws.uniform(size=(200, 256)), draws.normal(size=(200, 1000))
+    for leaves, of_optax in zip(kinds, (1.06, 0.99), strict=True):
+        for library, norm in ((optax, of_optax), (optclip, 1.0)):
+            tx = library.clip_by_global_norm(1.0)
+            tree = list(leaves.astype(jnp.bfloat16))
+            # Not compiled: XLA would take seconds for the program of 200 leaves.
+            clipped, _ = tx.update(tree, tx.init(tree))
+            found = oracles.tree_norm(helpers.as_float64(clipped))
+            np.testing.assert_allclose(found, norm, atol=5e-3)
