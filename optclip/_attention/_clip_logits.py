@@ -59,14 +59,14 @@ def clip_attention_logits(
       ValueError: `layers` does not match `params` or `logits`, or a layer normalizes
         queries or keys, so that scaling its weights does not change its logits.
 
-    Guarantees:
-      Heads within the threshold are bit-identical unless a head of their group is
-      clipped. A head is unclipped unless its largest logit is finite and positive.
-
     Inside `jax.shard_map`, the maximum of the logits is taken over mesh axes that they
     vary over and the query does not. Reduce them yourself if types do not specify these
     axes (`check_vma=False`, `jax.pmap`), or if the query is split over the data axis
     but not by head.
+
+    Guarantees:
+      Heads within the threshold are bit-identical unless a head of their group is
+      clipped. A head is unclipped unless its largest logit is finite and positive.
 
     See Also:
       `optclip.clip_attention_logits`, the optax transformation.

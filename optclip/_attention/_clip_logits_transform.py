@@ -43,6 +43,12 @@ def clip_attention_logits(
     `k = min(gamma ** (1 - balance))` over its query heads, and each of these by
     `gamma / k`.
 
+    Place it last in the chain, because a later learning rate would rescale its updates.
+    In bfloat16 these updates are rounded: a head clipped from 10,000 to 100 is off by
+    2%. `optax.MultiSteps` passes only the logits of the last microbatch; pass the
+    maximum since the last step. `optclip.functional.clip_attention_logits` explains the
+    use inside `jax.shard_map`.
+
     Example:
       >>> import jax.numpy as jnp, optax, optclip
       >>> params = {"query": jnp.ones((3, 2, 4)), "key": jnp.ones((3, 2, 4))}
@@ -81,12 +87,6 @@ def clip_attention_logits(
       Updates of unclipped heads are bit-identical unless a head of their group is
       clipped. A head is unclipped, and counts as non-finite, unless its largest logit
       is finite and positive.
-
-    Place it last in the chain, because a later learning rate would rescale its updates.
-    In bfloat16 these updates are rounded: a head clipped from 10,000 to 100 is off by
-    2%. `optax.MultiSteps` passes only the logits of the last microbatch; pass the
-    maximum since the last step. `optclip.functional.clip_attention_logits` explains the
-    use inside `jax.shard_map`.
 
     References:
       Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Alg. 1.

@@ -48,6 +48,9 @@ def clip_cotangent(
     Each cotangent g of a leaf is multiplied by `min(1, max_norm / norm(g))`, with one
     norm per slice along `axis`.
 
+    Cotangent clipping biases the parameters' gradient and does not bound it. Start with
+    `optclip.clip_by_global_norm` in the optimizer; both together can be worse than it.
+
     Example:
       >>> import jax, jax.numpy as jnp, optclip
       >>> def loss(w):
@@ -104,9 +107,6 @@ def clip_cotangent(
 
       Code that requires a backward pass linear in the cotangent may ignore clipping, as
       `diffrax.BacksolveAdjoint` does in a vector field.
-
-    Cotangent clipping biases the parameters' gradient and does not bound it. Start with
-    `optclip.clip_by_global_norm` in the optimizer; both together can be worse than it.
 
     See Also:
       `with_clipped_cotangent` wraps a layer; `cotangent_probe` records the clipping.

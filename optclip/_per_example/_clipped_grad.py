@@ -195,6 +195,9 @@ def clipped_grad(
     the threshold C. The call takes weights and thresholds per example:
     `sum(w[i] * g[i] * min(1, c[i] / norm(g[i])))`.
 
+    The loss must not combine examples, as BatchNorm and MoE capacity limits do:
+    clipping does not bound their effect.
+
     Example:
       >>> import jax.numpy as jnp, optclip
       >>> loss = lambda w, example: jnp.sum(w * example)
@@ -259,9 +262,6 @@ def clipped_grad(
       nothing and makes the sensitivity inf. A norm above 3.4e38 counts as non-finite.
       An empty or fully padded batch gives zeros. NaN from a custom response makes the
       sum NaN for every `nonfinite`.
-
-    The loss must not combine examples, as BatchNorm and MoE capacity limits do:
-    clipping does not bound their effect.
 
     References:
       Abadi et al., "Deep Learning with Differential Privacy", 2016, arXiv:1607.00133.

@@ -178,15 +178,18 @@ def clip_by_global_norm(
       ValueError: `use_norm` is combined with `ord`, `mask`, `strict` or
         `record="leaves"`; or `update` lacks the argument that it names.
 
-    Guarantees:
-      The same as those of `optclip.functional.clip_by_global_norm`.
-
     With `use_norm="grad_norm"`, `update(updates, state, params, grad_norm=norm)` reads
     the norm. It must be the L2 norm of exactly the updates that reach this
     transformation, over all leaves and all devices; this cannot be checked. Inside
     `optax.masked` or `optax.MultiSteps`, pass the norm of the masked or averaged
     updates. Compute it with `optclip.functional.global_norm`, which does not overflow:
     an infinite norm counts as non-finite.
+
+    Guarantees:
+      Within the threshold every leaf is bit-identical. Otherwise the norm is at most
+      `max_norm * (1 + 2e-5)`, or `(1 + 2e-4)` for orders other than 2 and inf, before
+      the cast to each dtype. With `strict=True` it is at most `max_norm` after the
+      cast. `optclip.functional.clip_by_global_norm` covers overflow and derivatives.
 
     References:
       Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural
