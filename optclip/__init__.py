@@ -1,15 +1,20 @@
 """Gradient clipping for JAX: optax transformations and pure functions.
 
-In an optimizer, as a function, and the record of a step::
+Most runs need five names::
 
     tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.adamw(3e-4))
+    tx = optclip.skip(tx)                    # skips steps with NaN or inf
+    optclip.metrics(opt_state)               # norm, threshold, fraction clipped
+    print(optclip.summary(opt_state))        # the same as text
     clipped, norm = optclip.functional.clip_by_global_norm(grads, 1.0)
-    optclip.metrics(opt_state)  # norm, threshold, coefficient, fraction clipped
+
+`help(optclip.clip_by_global_norm)` prints one page, `help(optclip.clip_by)` the options
+that the transformations share, and `help(optclip.recipes)` the published methods.
 
 Index::
 
-    Transformations     clip_by_value, clip_by_norm, clip_by_average_norm, clip_by_rms,
-                        clip_by_group_norm, clip_by_global_norm
+    Transformations     clip_by_global_norm, clip_by_norm, clip_by_value, clip_by_rms,
+                        clip_by_average_norm, clip_by_group_norm
     General form        clip_by(threshold, over=, norm=, response=)
     Pure functions      functional, with the same names and global_norm
     Scopes, masks       axes, units, groups, layers, matrices, singular_values, by_path
@@ -26,8 +31,6 @@ Index::
     Keras               keras: clipped, for `model.fit` of Keras 3 on JAX
     Types               typing
     Command line        python -m optclip report run.jsonl
-
-`help(optclip.clip_by)` explains the options that the transformations share.
 """
 
 import sys as _sys
