@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
@@ -23,8 +24,11 @@ extensions = [
     "autodoc_fixes",
     "code_breaks",
     "image_links",
+    "llms_text",
     "long_outputs",
+    "module_names",
     "name_links",
+    "page_head",
     "source_links",
     "table_layout",
 ]
@@ -85,11 +89,38 @@ nitpick_ignore_regex = [
 # What is copied is what is typed: no prompts, nothing that is printed.
 copybutton_exclude = ".linenos, .gp, .go"
 
+# The addresses of the site and of the repository are in pyproject.toml only. Without
+# them no page has a link to the repository or a tag with an absolute address.
+with (HERE.parent / "pyproject.toml").open("rb") as file:
+    urls = tomllib.load(file)["project"].get("urls", {})
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL") or urls.get(
+    "Documentation", ""
+)
+
 html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["scroll_hint.js"]
+html_favicon = "_static/logo.svg"
 html_title = "optclip"
 # The download button of a notebook leads to its copy.
 html_copy_source = True
 html_show_sourcelink = False
-html_theme_options = {"navbar_persistent": [], "use_download_button": True}
+html_theme_options = {
+    "footer_content_items": ["author", "text_links"],
+    "logo": {
+        "image_light": "_static/logo.svg",
+        "image_dark": "_static/logo.svg",
+        "text": f"optclip <small>{version}</small>",
+    },
+    "navbar_persistent": [],
+    # The landing page needs its width for the figure.
+    "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
+    "use_download_button": True,
+}
+if "Source" in urls:
+    html_theme_options |= {
+        "repository_url": urls["Source"],
+        "use_issues_button": True,
+        "use_repository_button": True,
+    }

@@ -1,10 +1,10 @@
 """Places where a line may break in the code of tables, in long code, and in names.
 
-They are after `.`, `,` and `(`, if more than a few characters follow, after `_` in
-names of 16 characters or more, and after `=` in long code; in a title after each `.`
-and `_`. Without them a browser breaks calls and titles inside a word. `<wbr>` is not
-copied with the text, unlike a space of no width. A mean and its deviation, a range,
-three counts, and a number such as 1e-6 stay on one line.
+They are after `,` and `(`, if more than a few characters follow; in a paragraph also
+after `.`, `=` and `/` in long code; in a title after each `.` and `_`. Without them a
+browser breaks calls and titles inside a word. In a table a name stays on one line, as
+do a mean and its deviation, a range, three counts, and a number such as 1e-6. `<wbr>`
+is not copied with the text, unlike a space of no width.
 """
 
 import re
@@ -13,14 +13,13 @@ from typing import Any
 import page_body
 from sphinx.application import Sphinx
 
-TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
+TABLE = re.compile(r"(<table.*?</table>)", re.DOTALL)
 TITLE = re.compile(r"(?<=<h1>)[\w.]+(?=<a )")
 CODE = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
-NAME = re.compile(r"[A-Za-z]\w{15,}")
-PLACE = re.compile(
-    r"(?<=[a-zA-Z]\.)(?=[a-zA-Z_]{3})|(?<=,)(?=[a-zA-Z])|(?<=\()(?=[^\s)]{10})"
+PLACE = re.compile(r"(?<=,)(?=[a-zA-Z])|(?<=\()(?=[^\s)]{10})")
+IN_LONG = re.compile(
+    r"(?<=[a-zA-Z]\.)(?=[a-zA-Z_]{3})|(?<=[a-zA-Z]=)(?=[a-zA-Z]{5})|(?<=\w/)(?=\w)"
 )
-EQUALS = re.compile(r"(?<=[a-zA-Z]=)(?=[a-zA-Z]{5})")
 LONG = 34  # Characters that hardly fit in a line on a phone.
 
 RANGE = re.compile(r"(\d[\d.]*) (\(\d[\d.]*\u2013\d[\d.]*\))")
@@ -49,9 +48,17 @@ def mark_neighbors(
 
 def with_places(body: str) -> str:
     """Return the body of a page with places in its tables, long code and title."""
-    body = TABLE.sub(lambda table: marked_table(table[0]), body)
-    body = CODE.sub(lambda code: marked_if_long(code[0]), body)
-    return TITLE.sub(lambda title: marked_title(title[0]), body)
+    parts = TABLE.split(body)
+    for k, part in enumerate(parts):
+        is_table = k % 2
+        parts[k] = marked_table(part) if is_table else marked_text(part)
+    return "".join(parts)
+
+
+def marked_text(text: str) -> str:
+    """Return text between tables with places in its long code and title."""
+    text = CODE.sub(lambda code: marked_if_long(code[0]), text)
+    return TITLE.sub(lambda title: marked_title(title[0]), text)
 
 
 def marked_table(table: str) -> str:
@@ -63,14 +70,12 @@ def marked_table(table: str) -> str:
 
 def marked(code: str) -> str:
     """Return code with its places."""
-    code = PLACE.sub("<wbr>", code)
-    code = NAME.sub(lambda name: re.sub(r"_(?=\w)", "_<wbr>", name[0]), code)
-    return SMALL.sub(UNBROKEN, code)
+    return SMALL.sub(UNBROKEN, PLACE.sub("<wbr>", code))
 
 
 def marked_if_long(code: str) -> str:
     """Return code of a paragraph, with its places if it is long."""
-    return marked(EQUALS.sub("<wbr>", code)) if len(code) > LONG else code
+    return marked(IN_LONG.sub("<wbr>", code)) if len(code) > LONG else code
 
 
 def marked_title(title: str) -> str:

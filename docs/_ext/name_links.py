@@ -3,7 +3,7 @@
 A name stands for itself in full (`optclip.clip_by`), by its module
 (`thresholds.ema`), and in the pages of the API bare (`clip_by`): first one of the same
 module, then one of `optclip`, then one of any. Calls count, `recipes.zclip(z=3.0)`,
-and so does `help(optclip.skip)`.
+and so does `help(optclip.skip)`. Text in the role `code` is typed, and is no link.
 """
 
 import re
@@ -26,7 +26,8 @@ def link(app: Sphinx, document: nodes.document, docname: str) -> None:
     """Make each a link to the page of its name."""
     described = app.env.domains.python_domain.objects
     for node in list(document.findall(nodes.literal)):
-        if isinstance(node.parent, (nodes.reference, nodes.title)):
+        is_title = isinstance(node.parent, (nodes.reference, nodes.title))
+        if is_title or "code" in node["classes"]:
             continue
         name = find(node.astext(), docname, described)
         if name and docname != described[name].docname:

@@ -4,6 +4,7 @@ import html.parser
 import inspect
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import urllib.parse
@@ -20,14 +21,16 @@ NAMES = [
     for name in module.__all__
     if not inspect.ismodule(getattr(module, name))
 ]
+ADDRESS = "https://docs.example.org/optclip/"
+LINK = re.compile(r"^- \[(.+?)\]\((.+?)\): (.+)$", re.MULTILINE)
 
 
 class Page(html.parser.HTMLParser):
-    """Parse the anchors, links and resources of a page."""
+    """Parse the anchors, links, resources and metadata of a page."""
 
     def __init__(self, path):
         super().__init__()
-        self.ids, self.links, self.loads = set(), set(), set()
+        self.ids, self.links, self.loads, self.meta = set(), set(), set(), {}
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attributes):
@@ -39,6 +42,9 @@ class Page(html.parser.HTMLParser):
             self.loads.add(values.get("src") or "")
         if tag == "link" and values.get("rel") in ("stylesheet", "preload"):
             self.loads.add(values["href"])
+        if tag == "meta":
+            name = values.get("name") or values.get("property")
+            self.meta[name] = values.get("content")
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +53,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E"]
     environment = {k: v for k, v in os.environ.items() if k != "READTHEDOCS"}
+    environment["READTHEDOCS_CANONICAL_URL"] = ADDRESS
     done = subprocess.run(
         [*command, "-d", folder / "read", "docs", folder / "html"],
         cwd=ROOT, capture_output=True, text=True, env=environment,
@@ -74,12 +81,51 @@ def test_public_names_have_pages(pages):
 
 def test_index_lists_public_names(pages):
     links = pages["api/index.html"].links
-    names = [f"optclip.{name}" for name in optclip.__all__]
+    names = {link.partition("#")[2].removeprefix("module-") for link in links}
+    assert {f"optclip.{name}" for name in optclip.__all__} <= names
+    assert set(NAMES) <= names
+
+
+def test_pages_describe_themselves_in_their_head(pages, site):
+    """With absolute addresses if the site has one; pages of code have no text."""
+    card = pages["index.html"].meta["og:image"]
+    assert (site / card.removeprefix(ADDRESS)).is_file()
+    written = {name: page.meta for name, page in pages.items() if "og:url" in page.meta}
+    assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} < set(written)
+    for name, meta in written.items():
+        assert meta["og:url"] == ADDRESS + name
+        assert meta["og:title"]
+        assert 15 < len(meta["description"]) <= 160, name
+        assert not meta["description"].endswith(":")
+
+
+def test_text_of_site_has_pages_and_docstrings(site):
+    """`llms.txt` has the format of https://llmstxt.org."""
+    index = (site / "llms.txt").read_text()
+    assert re.match(r"# optclip\n\n> .+\n\n(?!#).+\n\n## ", index)
+    links = LINK.findall(index)
+    assert len(links) == len(re.findall("^- ", index, re.MULTILINE)) > 40
+    text = (site / "llms-full.txt").read_text()
+    for _, address, _ in links:
+        assert (site / address.removeprefix(ADDRESS)).read_text() in text
     assert not [
-        name
-        for name in names
-        if links.isdisjoint([f"{name}.html#{name}", f"{name}.html#module-{name}"])
+        name for name in NAMES if f"\n# {name.rpartition('.')[0]}\n" not in text
     ]
+    assert "\n## optclip.recipes.zclip\n" in text
+    # Code, an output of a notebook, and a link to another page.
+    for part in ("import optclip", "```text\n", f"({ADDRESS}loss_spikes.html)"):
+        assert part in text
+    assert not re.search(r"^```\{|<div|\]\([\w./]+\.(md|ipynb)", text, re.MULTILINE)
+
+
+def test_no_name_in_a_table_breaks(site):
+    """Code in tables may break after a bracket or a comma only."""
+    places = []
+    for path in site.rglob("*.html"):
+        for table in re.findall(r"<table.*?</table>", path.read_text(), re.DOTALL):
+            places += re.findall(r"(.)<wbr>", table)
+    assert places
+    assert set(places) <= {"(", ","}
 
 
 def test_page_names_differ_without_case(pages):
