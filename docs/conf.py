@@ -29,6 +29,7 @@ extensions = [
     "module_names",
     "name_links",
     "page_head",
+    "sidebar_names",
     "source_links",
     "table_layout",
 ]

@@ -3,8 +3,9 @@
 They are after `,` and `(`, if more than a few characters follow; in a paragraph also
 after `.`, `=` and `/` in long code; in a title after each `.` and `_`. Without them a
 browser breaks calls and titles inside a word. In a table a name stays on one line, as
-do a mean and its deviation, a range, three counts, and a number such as 1e-6. `<wbr>`
-is not copied with the text, unlike a space of no width.
+do a mean and its deviation, a range, three counts, and a number such as 1e-6; and an
+option such as `-s` everywhere. `<wbr>` is not copied with the text, unlike a space of
+no width.
 """
 
 import re
@@ -25,6 +26,7 @@ LONG = 34  # Characters that hardly fit in a line on a phone.
 RANGE = re.compile(r"(\d[\d.]*) (\(\d[\d.]*\u2013\d[\d.]*\))")
 COUNTS = re.compile(r"\d+ / \d+ / \d+")
 SMALL = re.compile(r"\d[\d.]*e-\d+")
+OPTION = re.compile(r"^-{1,2}[a-z][\w-]*$")
 UNBROKEN = r'<span class="unbroken">\g<0></span>'
 # On a phone a range may be below its mean.
 WITH_RANGE = r'<span class="with-range">\1 <span class="unbroken">\2</span></span>'
@@ -75,6 +77,7 @@ def marked(code: str) -> str:
 
 def marked_if_long(code: str) -> str:
     """Return code of a paragraph, with its places if it is long."""
+    code = OPTION.sub(UNBROKEN, code)
     return marked(IN_LONG.sub("<wbr>", code)) if len(code) > LONG else code
 
 

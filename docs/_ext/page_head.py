@@ -42,13 +42,15 @@ def add_tags(
         "og:type": "website",
         "og:title": html.unescape(title),
         "og:description": description(doctree),
-        "twitter:card": "summary_large_image",
     }
     base = app.config.html_baseurl
     if base:
         tags["og:url"] = urllib.parse.urljoin(base, app.builder.get_target_uri(page))
         tags["og:image"] = urllib.parse.urljoin(base, CARD)
-    lines = [tag("name", "description", tags["og:description"])]
+    lines = [
+        tag("name", "description", tags["og:description"]),
+        tag("name", "twitter:card", "summary_large_image"),
+    ]
     lines += [tag("property", key, value) for key, value in tags.items()]
     context["metatags"] += "\n".join(lines)
 
