@@ -3,7 +3,6 @@
 import os
 import pathlib
 import sys
-import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
@@ -90,12 +89,11 @@ nitpick_ignore_regex = [
 # What is copied is what is typed: no prompts, nothing that is printed.
 copybutton_exclude = ".linenos, .gp, .go"
 
-# The addresses of the site and of the repository are in pyproject.toml only. Without
-# them no page has a link to the repository or a tag with an absolute address.
-with (HERE.parent / "pyproject.toml").open("rb") as file:
-    urls = tomllib.load(file)["project"].get("urls", {})
-html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL") or urls.get(
-    "Documentation", ""
+# The addresses of the repository and the site, as in hatch_build.py. Without them no
+# page has a link to the repository or a tag with an absolute address.
+repository = os.environ.get("OPTCLIP_REPOSITORY", "").rstrip("/")
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL") or os.environ.get(
+    "OPTCLIP_DOCUMENTATION", ""
 )
 
 html_theme = "sphinx_book_theme"
@@ -119,9 +117,9 @@ html_theme_options = {
     "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
     "use_download_button": True,
 }
-if "Source" in urls:
+if repository:
     html_theme_options |= {
-        "repository_url": urls["Source"],
+        "repository_url": repository,
         "use_issues_button": True,
         "use_repository_button": True,
     }

@@ -22,6 +22,7 @@ NAMES = [
     if not inspect.ismodule(getattr(module, name))
 ]
 ADDRESS = "https://docs.example.org/optclip/"
+REPOSITORY = "https://github.com/example/optclip"
 LINK = re.compile(r"^- \[(.+?)\]\((.+?)\): (.+)$", re.MULTILINE)
 
 
@@ -54,6 +55,7 @@ def site(tmp_path_factory):
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E"]
     environment = {k: v for k, v in os.environ.items() if k != "READTHEDOCS"}
     environment["READTHEDOCS_CANONICAL_URL"] = ADDRESS
+    environment["OPTCLIP_REPOSITORY"] = REPOSITORY
     done = subprocess.run(
         [*command, "-d", folder / "read", "docs", folder / "html"],
         cwd=ROOT, capture_output=True, text=True, env=environment,
@@ -164,6 +166,7 @@ def test_site_loads_no_external_resource(pages):
 @pytest.mark.parametrize(
     ("page", "text"),
     [
+        ("index.html", f'href="{REPOSITORY}"'),
         # Names link to their pages, and the search has names.
         (
             "methods.html",
