@@ -10,6 +10,8 @@ from ._metrics import parts_in, percent
 
 # A fraction of steps, and of the squared norm, from which a verdict is given.
 _NEARLY_ALL, _MOST = 0.9, 0.5
+# A fraction of skipped steps that is no longer one of spikes.
+_OFTEN = 0.2
 # The least number of steps for a verdict on a rate, and on a threshold without effect.
 _ENOUGH, _MANY = 20, 100
 # A smaller coefficient makes updates of a usual size smaller than the eps of Adam.
@@ -164,6 +166,14 @@ def _of_skip(columns: Columns, name: str) -> Iterator[str]:
             f"{np.sum(since)} of the last {len(since)} steps were skipped. The"
             " parameters or the data may be damaged: call optclip.explain, or restore a"
             " checkpoint."
+        )
+    nothing = np.array([0])
+    rate, steps = (columns.get(f"{name}/{x}", nothing)[-1] for x in ("rate", "steps"))
+    if consecutive[-1] < _STALLED and steps >= _ENOUGH and rate >= _OFTEN:
+        yield (
+            f"skipped {percent(float(rate))} of {steps:.0f} steps. Spikes are rarer:"
+            " raise the threshold, or let the rule follow a lasting change with"
+            " learn_skipped=True."
         )
     if consecutive[-1] >= _STALLED:
         yield (

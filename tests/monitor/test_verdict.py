@@ -63,6 +63,11 @@ def test_summary_ends_with_verdict_on_rate_coefficient_and_skips(tx, sizes, word
         (GLOBAL(thresholds.zscore(skip_spikes=True)), SPIKE, ""),
         (SKIP, SPIKE[50:70], "times the median, in step 10"),
         (SKIP, SPIKE[50:70], "skipped 1 of 20 recorded steps: 10."),
+        (
+            SKIP,
+            np.where(np.arange(60) % 4, 1, 99),
+            "skipped 25% of 60 steps. Spikes are rarer",
+        ),
         (SKIP, SPIKE.repeat(2)[100:140], "of 40 recorded steps: 20 to 21."),
         (
             SKIP,
