@@ -34,7 +34,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Copy, and follow links in pages."""
     copies = {}
     # The README repeats the landing page and the quickstart.
-    pages = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / PROMISES]
+    top = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", PROMISES)
+    pages = [ROOT / name for name in top]
     pages += ROOT.glob("notebooks/*.*")
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
