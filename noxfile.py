@@ -27,7 +27,9 @@ nox.needs_version = ">=2025.5"
 nox.options.reuse_venv = "yes"
 # Works on systems without ensurepip, since virtualenv includes pip.
 nox.options.default_venv_backend = "virtualenv"
-os.environ.pop("PYTHONPATH", None)
+# run.py says why these are removed.
+for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(name, None)
 # Compiling all of TensorFlow takes long; Python compiles the imported modules.
 os.environ["PIP_COMPILE"] = "0"
 

@@ -144,8 +144,12 @@ def call(command: list[str]) -> int:
 
 
 def clean() -> dict[str, str]:
-    """Return the environment variables without those of an active environment."""
-    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    """Return the environment variables without those of an active environment.
+
+    Containers often set PYTHONDONTWRITEBYTECODE; each process would then compile all
+    of JAX, which takes longer than importing it.
+    """
+    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
     return {key: value for key, value in os.environ.items() if key not in foreign}
 
 
