@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import optax
 
 from .._arrays import _validate
-from .._wrappers import transformation
+from ._check_clip import clipping
 from ._held_clip import HeldClip
 from ._library import keras
 
@@ -40,7 +40,8 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
 
     Args:
       optimizer: A Keras optimizer that has not been built. It is not changed.
-      clip: The transformation that clips the gradients.
+      clip: The transformation that clips the gradients: not an optax optimizer, which
+        would negate them, and not `skip` or `constrain`.
 
     Returns:
       An optimizer of a subclass of the type of `optimizer`, with the same settings.
@@ -49,7 +50,8 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
       ImportError: Keras is not installed.
       TypeError: `optimizer` is no single Keras optimizer, or clips by code of its own.
       ValueError: `optimizer` has `clipnorm`, `global_clipnorm` or `clipvalue`, has been
-        built, or has settings that Keras does not copy; or the backend is not JAX.
+        built, or has settings that Keras does not copy; or the backend is not JAX. In
+        `build`, which `fit` calls: `clip` does more than clip gradients.
       RuntimeError: Keras lacks the private method `Optimizer._clip_gradients`, which
         this optimizer overrides; or, in a step, has not called it.
 
@@ -61,7 +63,7 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
 
 def clipped_as_saved(optimizer: Any, clip: Any, saved: Any = None) -> Any:
     """Return the clipped optimizer; `saved` has the entries of the state to load."""
-    held = HeldClip(transformation("clip", clip), saved)
+    held = HeldClip(clipping(clip), saved)
     _check(optimizer)
     result = _class_of(type(optimizer)).from_config(optimizer.get_config())
     if lost := sorted(vars(optimizer).keys() - vars(result).keys()):
@@ -116,8 +118,10 @@ class Clipping(Base):
 
     def build(self, variables: Any) -> None:
         if not self.built:
+            # Before Keras notes that the optimizer is built, since `init` may raise.
+            state = self.optclip_held.init(variables)
             super().build(variables)
-            self.optclip_held.build(self, variables)
+            self.optclip_held.build(self, state)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         grads = list(grads)

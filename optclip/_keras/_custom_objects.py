@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from .._wrappers import transformation
+from ._check_clip import clipping
 from ._clipped import SAVED_NAME, clipped_as_saved
 from ._library import keras
 
@@ -34,7 +34,7 @@ def custom_objects(clip: optax.GradientTransformation) -> dict[str, Any]:
       ValueError: In `load_model`: the state of `clip` has other entries than the saved
         one.
     """
-    return {SAVED_NAME: _Loader(transformation("clip", clip))}
+    return {SAVED_NAME: _Loader(clipping(clip))}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from .._arrays._types import PyTree
+from ._check_clip import check_clip
 from ._model_order import in_model_order
 
 
@@ -25,7 +26,7 @@ class HeldClip:
 
     Attributes:
       transformation: The clipping transformation.
-      entries: The fields and shape of each array of the state; None before `build`.
+      entries: The fields and shape of each array of the state; None before `init`.
       saved: The `entries` of the saved state that the optimizer will load, or None.
       variables: The variables of the state, one per leaf, in the order of the model.
       pending: The variables whose gradients Keras will pass to `clip`.
@@ -47,8 +48,8 @@ class HeldClip:
         self._treedef: Any = None
         self._order: list[int] = []
 
-    def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Create the variables of the state."""
+    def init(self, variables: Sequence[Any]) -> PyTree:
+        """Return the first state for these variables, or raise."""
         self._built_with = list(variables)
         # Keras assigns these gradients to their variables, without a step.
         overwritten = "overwrite_with_gradient"
@@ -57,10 +58,16 @@ class HeldClip:
         self._clipped = dict(zip(names, clipped, strict=True))
         self._names = {id(v): name for name, v in self._clipped.items()}
         state = self.transformation.init(self._params())
-        leaves, self._treedef = jax.tree.flatten(state)
+        check_clip(self.transformation, state, self._params())
+        self._treedef = jax.tree.structure(state)
         self._order = in_model_order(state, names)
         self.entries = _entries(state, self._order)
         self._check_saved()
+        return state
+
+    def build(self, optimizer: Any, state: PyTree) -> None:
+        """Create the variables of the state."""
+        leaves = jax.tree.leaves(state)
         for i in self._order:
             leaf = jnp.asarray(leaves[i])
             variable = optimizer.add_variable(

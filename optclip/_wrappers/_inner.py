@@ -8,10 +8,13 @@ import optax
 
 from .._arrays import _validate
 
+_ADVICE = "Pass one, such as optax.adam(1e-3) or optclip.clip_by_global_norm(1.0)."
 
-def transformation(name: str, value: Any) -> optax.GradientTransformationExtraArgs:
+
+def transformation(
+    name: str, value: Any, advice: str = _ADVICE
+) -> optax.GradientTransformationExtraArgs:
     """Return `value` as a transformation with extra arguments, or raise."""
-    advice = "Pass one, such as optax.adam(1e-3) or optclip.clip_by_global_norm(1.0)."
     if hasattr(value, "gradient_transformation"):  # optax.MultiSteps
         advice = "Pass its .gradient_transformation()."
     wanted = "an optax transformation"

@@ -277,6 +277,46 @@ def test_optimizer_that_cannot_be_clipped_raises_with_fix(make, error, words):
         optclip.keras.clipped(make(), FIXED)
 
 
+SGD_01 = optax.chain(FIXED, optax.sgd(0.1))
+
+
+@pytest.mark.parametrize(
+    ("clip", "words"),
+    [
+        (SGD_01, r"not negate .* Pass only the clipping, .*clip_by_global_norm"),
+        (optax.adam(optax.linear_schedule(0.0, 0.1, 9)), "does not negate the gradients"),
+        (optax.adamw(0.1, weight_decay=1e3), "does not negate the gradients"),
+        (optclip.constrain(optax.identity(), FIXED), "not limit parameters.*MaxNorm"),
+        (optax.chain(optclip.skip(FIXED)), r'not skip steps.*nonfinite="zero"'),
+        (optax.apply_if_finite(FIXED, 3), "does not skip steps, got Apply"),
+    ],
+)  # fmt: skip
+def test_transformation_that_does_more_than_clip_raises_with_fix(clip, words):
+    optimizer = optclip.keras.clipped(optimizers.SGD(0.1), clip)
+    variables = [keras.Variable(np.ones((2, 3), np.float32))]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=words):
+            optimizer.apply([jnp.ones((2, 3))], variables)
+    np.testing.assert_array_equal(variables[0].numpy(), 1)
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        optclip.clip_by_global_norm(1e-3, response="drop"),
+        optclip.clip_by_norm(optclip.thresholds.quantile(0.5, 8)),
+        optclip.clip_by_value(lower=0.0, upper=0.1),
+        optclip.with_error_feedback(FIXED),
+        optax.chain(FIXED, optax.centralize()),
+        optclip.recipes.agc(0.01),
+        optax.set_to_zero(),
+    ],
+)
+def test_clipping_of_each_kind_is_accepted(clip):
+    optimizer = optclip.keras.clipped(optimizers.SGD(0.1), clip)
+    optimizer.apply([jnp.ones((2, 3))], [keras.Variable(np.ones((2, 3), np.float32))])
+
+
 def test_step_that_was_not_clipped_raises():
     optimizer = optclip.keras.clipped(Replaced(), FIXED)
     with pytest.raises(RuntimeError, match="the step of Replaced was not clipped"):
