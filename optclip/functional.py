@@ -2,9 +2,10 @@
 
 The functions accept any pytree or array and work under `jit`, `grad`, `vmap`, `scan`
 and `shard_map`. Structure, shapes, dtypes and weak types of the output equal those
-of the input. None stays None. Integers, bools, float0 and PRNG keys are unchanged and
-enter no norm, except that `clip_by_value` clips an integer array passed alone. A list
-of numbers is a tree with one leaf per number, not an array. A
+of the input. None stays None. Beside floats, integers and bools are unchanged and enter
+no norm, and so are float0 and PRNG keys everywhere. In a tree without floats,
+`clip_by_value` clips integers, and functions of norms raise TypeError. A list of
+numbers is a tree with one leaf per number, not an array. A
 `jax.experimental.sparse.BCOO` leaf represents its dense gradient; duplicate indices are
 summed.
 

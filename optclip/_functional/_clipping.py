@@ -15,7 +15,7 @@ from .._responses import Hard
 from .._scopes import ELEMENT, TREE, ScopeLike, as_scope, declaring
 from .._thresholds import Named, value_of
 from .._typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree, ResponseLike
-from ._integers import clip_integers, is_integers
+from ._integers import clip_integers, is_data, raise_if_data
 from ._run import (
     check_bound,
     checks_limit,
@@ -75,6 +75,7 @@ def clip_by(
     Raises:
       ValueError: `threshold` is negative or NaN, or does not broadcast to the norms;
         `response` contains a schedule; or `norm` keeps a state.
+      TypeError: The tree has integers or bools, but no floats.
     """
     how = resolved_without_step(response)
     measurement = as_norm(norm)
@@ -126,6 +127,7 @@ def global_norm(
     norm = of_order(ord)
     _axis_names.check(axis_name)
     layout = lay_out(TREE, tree, (mask, None, None), axis_name)
+    raise_if_data(tree)
     return norm.measure(layout.blocks).norms.entries()[0]
 
 
@@ -274,8 +276,8 @@ def clip_by_value(
       [  0   3 255]
 
     Args:
-      tree: Pytree of arrays. An integer array passed alone is clipped to integer
-        bounds; integer leaves of a tree are unchanged.
+      tree: Pytree of arrays. Integer leaves are clipped to integer bounds if no leaf
+        is floating-point or complex, and unchanged otherwise.
       limit: Symmetric bound, or the lower bound if passed by position with `upper`: a
         number, an array that broadcasts to each leaf, or a prefix tree of these with
         None for unbounded. Complex elements are clipped by their modulus.
@@ -293,7 +295,7 @@ def clip_by_value(
 
     Raises:
       TypeError: No bound is passed, `limit` is combined with `lower`, or `limit=` with
-        `upper=`; or a bound of an integer array is not an integer.
+        `upper=`; or a bound of integers is not an integer.
       ValueError: A bound is NaN or does not broadcast, `limit` is negative, or
         `lower > upper` where both are numbers.
 
@@ -316,7 +318,7 @@ def clip_by_value(
     else:
         bounds = {"limit": limit}
         check_bound("limit", limit)
-    if is_integers(tree):
+    if is_data(tree):
         return clip_integers(tree, bounds, mask)
     layout = layout_of(clip, tree)
     # Moving elements reads the shape and dtype of a norm only, so none is computed.

@@ -1,4 +1,4 @@
-"""Clip the elements of one integer array, as TensorFlow does."""
+"""Clip the elements of integer arrays, as TensorFlow does; reject their norms."""
 
 from __future__ import annotations
 
@@ -9,31 +9,75 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import _leaves, _memory, _numerics, _prefix, _validate
+from .._arrays._types import KeyPath
 from .._typing import Mask, Number, PyTree
 
-
-def is_integers(tree: PyTree) -> bool:
-    """Return whether a tree is one array of integers, or an int."""
-    if isinstance(tree, (jax.Array, np.ndarray, np.generic)):
-        return bool(jnp.issubdtype(tree.dtype, jnp.integer))
-    return isinstance(tree, int) and not isinstance(tree, bool)
+_FLOATS = "jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)"
 
 
-def clip_integers(
-    x: Any, bounds: dict[str, Number | None], mask: Mask | None
-) -> jax.Array | np.ndarray:
-    """Return an array of integers with its elements moved to integer bounds.
+def is_data(tree: PyTree) -> bool:
+    """Return whether a tree has integers or bools, but no floats: no gradients."""
+    leaves = jax.tree.leaves(tree, is_leaf=_leaves.is_sparse)
+    return not any(map(_leaves.is_floating, leaves)) and any(map(_is_whole, leaves))
+
+
+def raise_if_data(tree: PyTree) -> None:
+    """Raise before the norm of a tree in which a norm measures no leaf."""
+    if is_data(tree):
+        raise TypeError(
+            "The tree must have a floating-point or complex leaf, got only integers or"
+            f" bools, which enter no norm. Convert them: {_FLOATS}."
+        )
+
+
+def clip_integers(tree: PyTree, bounds: dict[str, PyTree], mask: Mask | None) -> PyTree:
+    """Return a tree with the elements of its integers moved to integer bounds.
 
     Args:
-      x: The array.
+      tree: A tree without floats.
       bounds: By name `limit`, or `lower` and `upper`.
       mask: As passed by the user.
     """
-    _prefix.spread_mask("mask", mask, _leaves.flatten(x), [True])
+    flat = _leaves.flatten(tree)
+    flat.clippable()  # Raises for leaves of other kinds.
+    are_integers = [_is_integers(x) for x in flat.leaves]
+    in_mask = _prefix.spread_mask("mask", mask, flat, are_integers)
+    by_name = {name: _by_leaf(name, bound, flat) for name, bound in bounds.items()}
+    out = list(flat.leaves)
+    for i, (x, path) in enumerate(zip(flat.leaves, flat.paths, strict=True)):
+        if are_integers[i] and in_mask[i]:
+            bounds_of_leaf = {name: each[i] for name, each in by_name.items()}
+            out[i] = _clip_array(x, path, bounds_of_leaf)
+    return flat.rebuild(out)
+
+
+def _is_whole(x: Any) -> bool:
+    """Return whether `x` is an array of integers or bools, or such a number."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        return isinstance(x, int)
+    return bool(jnp.issubdtype(dtype, jnp.integer) or dtype == np.bool_)
+
+
+def _is_integers(x: Any) -> bool:
+    """Return whether `x` is a dense array of integers, or an int."""
+    if isinstance(x, (jax.Array, np.ndarray, np.generic)):
+        return bool(jnp.issubdtype(x.dtype, jnp.integer))
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _by_leaf(name: str, bound: PyTree, flat: _leaves.Flat) -> list[Any]:
+    if flat.paths == [()]:
+        return [bound]
+    spread = _prefix.spread_prefix(name, bound, flat.tree, is_leaf=lambda b: b is None)
+    return flat.treedef.flatten_up_to(spread)
+
+
+def _clip_array(x: Any, path: KeyPath, bounds: dict[str, Number | None]) -> Any:
     # JAX without x64 narrows 64-bit integers of NumPy, which wraps large ones.
     is_narrowed = not isinstance(x, int) and jnp.result_type(x) != x.dtype
     checked = {
-        name: None if bound is None else _checked(name, bound, x, is_narrowed)
+        name: None if bound is None else _checked(name, bound, x, path, is_narrowed)
         for name, bound in bounds.items()
     }
     array: Any = x if is_narrowed else jnp.asarray(_memory.on_device(x))
@@ -49,13 +93,13 @@ def clip_integers(
     return _memory.back(_leaves.narrow(out, array), x)
 
 
-def _checked(name: str, bound: Any, x: Any, is_narrowed: bool) -> Any:
+def _checked(name: str, bound: Any, x: Any, path: KeyPath, is_narrowed: bool) -> Any:
     """Return a bound, in NumPy for an array that JAX would narrow."""
-    if not is_integers(bound):
+    if not _is_integers(bound):
         wanted = "an integer, an array of integers or None, since integers are clipped"
         advice = "Pass integer bounds, or convert the clipped array to floats."
         raise TypeError(_validate.must_be(name, wanted, bound, advice))
-    _validate.broadcasts(name, jnp.shape(bound), jnp.shape(x), "the array")
+    _validate.broadcasts(name, jnp.shape(bound), jnp.shape(x), _leaves.named(path))
     if not is_narrowed or isinstance(bound, int):
         return bound
     known = _validate.concrete(bound)
@@ -73,6 +117,8 @@ def _both(bounds: dict[str, Any], dtype: Any) -> tuple[Any, Any]:
         lower, upper = (None if x is None else _saturated(x, dtype) for x in pairs)
         return lower, upper
     limit, info = bounds["limit"], jnp.iinfo(dtype)
+    if limit is None:
+        return None, None
     if isinstance(limit, int):
         return _saturated(-limit, dtype), _saturated(limit, dtype)
     of = _module(limit)

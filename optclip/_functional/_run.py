@@ -17,6 +17,7 @@ from .._norms import Measured, flush_small
 from .._responses import BaseResponse, as_response, is_same_always
 from .._thresholds import Named
 from .._typing import Number, PyTree, ResponseLike
+from ._integers import raise_if_data
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +42,7 @@ def run(
     raise_if_exchanged(name, tree, limits)
     check_bound(name, limits)
     layout, measured = layout_of(clip, tree), None if norms is None else Measured(norms)
+    raise_if_data(tree)
     decision = decide(clip, layout, fixed({name: limits}), measured)
     clipped, _ = apply(decision)
     return clipped, layout.tree(decision.norms.entries())

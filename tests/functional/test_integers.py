@@ -1,5 +1,6 @@
-"""`functional.clip_by_value` of one integer array, as TensorFlow clips integers."""
+"""Functions of trees without floats: values are clipped as by TensorFlow, norms raise."""
 
+import functools
 import itertools
 
 import jax
@@ -13,6 +14,23 @@ from tests.support import helpers
 DTYPES = ("uint8", "int8", "int16", "uint32", "int32", "uint64", "int64")
 # Bounds inside and outside the range of some dtype, next to its ends.
 ENDS = (-(2**31), -129, -5, 0, 5, 128, 299, 2**31, 2**40)
+
+
+def to_one_group(tree):
+    return jax.tree.map(lambda _: "all", tree)
+
+
+NORMS = {
+    "use_norm": lambda tree: F.clip_by_global_norm(tree, 1.0, use_norm=5.0),
+    "group": lambda tree: F.clip_by_group_norm(tree, 1.0, groups=to_one_group),
+    "global_norm": F.global_norm,
+}
+NORMS |= {
+    name: functools.partial(lambda clip, tree: clip(tree, 1.0), getattr(F, name))
+    for name in F.__all__
+    if name.startswith("clip_by")
+    and name not in ("clip_by_value", "clip_by_group_norm")
+}
 
 
 def numbers(dtype):
@@ -69,11 +87,35 @@ def test_python_int_alone_is_clipped_and_weakly_typed():
     assert (clipped, clipped.weak_type) == (255, True)
 
 
-def test_integers_in_trees_and_bools_are_unchanged():
-    ids, flags = np.array([-5, 300]), np.array([True, False])
-    assert F.clip_by_value([ids], 1.0)[0] is ids
-    assert F.clip_by_value({"n": 7}, 1.0) == {"n": 7}
-    assert F.clip_by_value(flags, 1.0) is flags
+IDS, FLAGS = np.array([-5, 300]), np.array([True, False])
+
+
+def test_integers_of_a_tree_without_floats_are_clipped():
+    tree = {"image": IDS, "more": [7, FLAGS, None, jnp.int8([3, -4])]}
+    clipped = F.clip_by_value(tree, {"image": 0, "more": -1}, {"image": 255, "more": 2})
+    helpers.assert_same_types(clipped, tree)
+    seven, flags, _, more = clipped["more"]
+    assert (clipped["image"].tolist(), seven, more.tolist()) == ([0, 255], 2, [2, -1])
+    assert flags is FLAGS
+    kept = F.clip_by_value([IDS, IDS], 1, mask=[True, False])
+    assert kept[0].tolist() == [-1, 1]
+    assert kept[1] is IDS
+    assert F.clip_by_value([IDS], [None])[0].tolist() == IDS.tolist()
+
+
+def test_integers_beside_floats_and_bools_are_unchanged():
+    clipped = F.clip_by_value([IDS, np.float32(3)], 1.0)
+    assert clipped[0] is IDS
+    assert clipped[1] == 1
+    assert F.clip_by_value(FLAGS, 1.0) is FLAGS
+
+
+@pytest.mark.parametrize("tree", [[3, 4], IDS, {"a": FLAGS, "b": None}, jnp.arange(2)])
+@pytest.mark.parametrize("name", sorted(NORMS))
+def test_norm_of_a_tree_without_floats_raises(name, tree):
+    words = r"must have a floating-point.*jnp\.asarray\(x, jnp\.float32\), tree\)\.$"
+    with pytest.raises(TypeError, match=words):
+        NORMS[name](tree)
 
 
 @pytest.mark.parametrize(

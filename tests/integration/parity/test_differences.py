@@ -99,6 +99,10 @@ CASES = {
     "integers, tf norm": (
         lambda: tf.clip_by_norm(WHOLE, 1), INVALID, lambda: ours("tf norm", WHOLE, 1.0), WHOLE
     ),
+    "integers without floats, tf norm agrees": (
+        lambda: tf.clip_by_norm(WHOLE, 1), INVALID,
+        lambda: functional.clip_by_norm(WHOLE, 1), TypeError,
+    ),
     "integers, tf global": (
         lambda: tf.clip_by_global_norm([WHOLE], 1), INVALID,
         lambda: functional.global_norm([WHOLE, X]), 5.0,
