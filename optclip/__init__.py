@@ -140,19 +140,6 @@ __all__ = [
     "with_periodic_reset",
 ]
 
-# Names in other libraries, and their counterparts here.
-_ELSEWHERE = {
-    "adaptive_grad_clip": "recipes.agc",
-    "apply_if_finite": "skip",
-    "clip": "clip_by_value",
-    "clip_by_block_rms": "clip_by_rms",
-    "clip_grad_norm": "functional.clip_by_global_norm",
-    "clip_grad_norm_": "functional.clip_by_global_norm",
-    "clip_grad_value_": "functional.clip_by_value",
-    "skip_not_finite": "skip",
-    "qk_clip": "clip_attention_logits",
-}
-
 
 def __getattr__(name: str) -> object:
     places = (
@@ -160,9 +147,7 @@ def __getattr__(name: str) -> object:
         typing,
     )  # fmt: skip
     found = [f"{m.__name__}.{name}" for m in places if name in m.__all__]
-    found = [f"{__name__}.{_ELSEWHERE[name]}"] if name in _ELSEWHERE else found
-    hint = f". Did you mean {' or '.join(found)}?" if found else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    raise _public_names.lacking(__name__, name, found=found)
 
 
 def __dir__() -> list[str]:
@@ -173,5 +158,6 @@ _MODULES = (
     functional, keras, norms, per_example, plot, recipes, responses, scopes,
     thresholds, typing, _sys.modules[__name__],
 )  # fmt: skip
+_public_names.explain_missing_names(functional)
 _public_names.name_public_paths(*_MODULES)
 _public_names.print_names_of_types(*_MODULES)

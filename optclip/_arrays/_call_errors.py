@@ -71,11 +71,13 @@ def explains_call(advice: str = "") -> Callable[[Callable[P, T]], Callable[P, T]
         @functools.wraps(factory)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
             if len(args) > len(names):
+                has_bounds = len(args) > 2 and "lower" in accepted
+                pure = ("lower", "upper") if has_bounds else names
                 raise TypeError(
                     f"{name}() builds a transformation and takes only"
                     f" {', '.join(names)} by position, got {len(args)} arguments."
                     f"{advice} To clip gradients directly, call"
-                    f" {pure_call(name, *names)}."
+                    f" {pure_call(name, *pure)}."
                 )
             for keyword in kwargs.keys() - accepted:
                 hint = ""
@@ -90,12 +92,20 @@ def explains_call(advice: str = "") -> Callable[[Callable[P, T]], Callable[P, T]
 
 
 def explains_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function explain keywords that it does not have."""
-    accepted = frozenset(inspect.signature(function).parameters)
+    """Make a function explain keywords and positions that it does not have."""
+    parameters = inspect.signature(function).parameters.values()
+    accepted = frozenset(p.name for p in parameters)
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    others = [f"{p.name}=" for p in parameters if p.kind is p.KEYWORD_ONLY]
     name = getattr(function, "__name__", "")
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        if len(args) > len(names):
+            raise TypeError(
+                f"{name}() takes only {', '.join(names)} by position, got {len(args)}"
+                f" arguments. Pass others by keyword: {', '.join(others)}."
+            )
         for keyword in kwargs.keys() - accepted:
             raise TypeError(_unknown(name, keyword, accepted))
         return function(*args, **kwargs)

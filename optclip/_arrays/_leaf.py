@@ -78,16 +78,19 @@ def counted_from_zero(
     """
     shape = getattr(x, "shape", ())
     ndim = len(shape)
+    advice = (
+        "Exclude such leaves with mask=, or pass them to another transformation with"
+        " optax.masked."
+    )
+    if isinstance(getattr(x, "value", x), (int, float, complex)):
+        advice = "A list of numbers has one leaf per number: pass jnp.asarray(list)."
 
     def wrong(wanted: str) -> str:
         leaf = f"{_leaves.named(path)} of shape {shape}"
         return f"`{name}` must name {wanted}, got {axis} for {leaf}."
 
     if any(not -ndim <= a < ndim for a in axis):
-        raise ValueError(
-            f"{wrong('axes that each leaf has')} Exclude such leaves with mask=,"
-            " or pass them to another transformation with optax.masked."
-        )
+        raise ValueError(f"{wrong('axes that each leaf has')} {advice}")
     axes = tuple(sorted(a % ndim for a in axis))
     if len(set(axes)) < len(axes):
         raise ValueError(wrong("each axis once"))

@@ -39,6 +39,15 @@ def test_missing_name_raises_with_its_equivalent(name):
     assert callable(found)
 
 
+@pytest.mark.parametrize(
+    ("name", "equivalent"),
+    [("clip", "functional.clip_by_value"), ("skip_not_finite", "skip")],
+)
+def test_missing_pure_function_raises_with_its_equivalent(name, equivalent):
+    with pytest.raises(AttributeError, match=rf"Did you mean optclip\.{equivalent}\?$"):
+        getattr(optclip.functional, name)
+
+
 def test_missing_name_without_equivalent_raises_as_usual():
     assert not hasattr(optclip, "clop")
     with pytest.raises(AttributeError, match=r"has no attribute 'clop'$"):
