@@ -12,7 +12,9 @@ PAGES = [
     if "```python" in path.read_text() and path.name != "integrations.md"
 ]
 # tests/integration/stacks runs integrations.md and the blocks that import these.
-OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:diffrax|flax|jax_privacy)\b", re.M)
+OTHER_LIBRARIES = re.compile(
+    r"^(?:import|from) (?:diffrax|flax|jax_privacy|orbax)\b", re.M
+)
 
 
 @pytest.mark.parametrize("page", ["../README.md", *PAGES])

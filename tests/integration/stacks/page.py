@@ -14,8 +14,11 @@ OTHER_PAGES = (
     "backward_pass_clipping.md",
     "muon_attention_singular_values.md",
     "private_training.md",
+    "production_runs.md",
 )
-OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:diffrax|flax|jax_privacy)\b", re.M)
+OTHER_LIBRARIES = re.compile(
+    r"^(?:import|from) (?:diffrax|flax|jax_privacy|orbax)\b", re.M
+)
 
 
 def blocks() -> dict[str, str]:

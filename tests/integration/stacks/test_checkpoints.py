@@ -44,6 +44,20 @@ def test_checkpoint_restored_without_target_has_metrics_and_rejects_steps():
         names["step"](bare, names["targets"][0])
 
 
+def test_page_continues_on_another_number_of_devices():
+    names = page.names("Another number of devices")
+    tx, start = names["tx"], names["start"]
+    assert names["updates"].sharding.device_set == set(jax.devices()[:4])
+    params, state = start(jax.devices())
+    for _ in range(2):
+        updates, state = tx.update(params, state, params)
+    np.testing.assert_allclose(names["updates"], updates, rtol=1e-5)
+    assert optclip.metrics(state)["clip/rate"] == 1
+    bare = restore(names["path"], tx.init(names["params"]))
+    with pytest.raises(ValueError, match="incompatible devices"):
+        jax.jit(tx.update)(names["params"], bare, names["params"])
+
+
 def by_orbax_of_shapes(state, like, path):
     return by_orbax(state, jax.eval_shape(lambda: like), path)
 

@@ -22,7 +22,7 @@ TOOLS = {
 def test_every_block_of_page_is_run():
     sources = "\n".join(p.read_text() for p in Path(__file__).parent.glob("test_*.py"))
     titles = list(page.blocks())
-    assert len(titles) == 23
+    assert len(titles) == 24
     named = [title for title in titles if f'"{title}"' in sources]
     assert named == titles
 
