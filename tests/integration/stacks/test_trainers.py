@@ -20,7 +20,7 @@ GRADS = {
     "kernel": np.float32([[3.0, 0.0], [4.0, 2.0]]),
     "bias": np.float32([1.0, -5.0]),
 }
-FIXED = ("MaxText", "Levanter", "Tunix", "Brax")
+FIXED = ("MaxText", "Levanter", "Tunix", "Brax", "Scenic")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ def transformation(trainer, **names):
             "max_grad_norm": 1.0,
             "MAX_GRAD_NORM": 1.0,
             "self": types.SimpleNamespace(max_grad_norm=1.0),
+            "config": types.SimpleNamespace(max_grad_norm=1.0),
             **names,
         },
     )
