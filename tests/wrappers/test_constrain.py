@@ -227,6 +227,8 @@ def test_exchanged_arguments_raise_value_error():
         ValueError, match=r"Exchange them: optclip.constrain\(optimizer"
     ):
         tx.init(np.ones(2, np.float32))
+    # Updates may be clipped gradients, and `clip` a function without a state.
+    optclip.constrain(optclip.clip_by_norm(1.0), optax.identity()).init(np.ones(2))
 
 
 def test_initial_norm_of_zero_does_not_constrain():
