@@ -12,12 +12,16 @@ from .._arrays import _leaves, _memory, _numerics, _prefix, _validate
 from .._arrays._types import KeyPath
 from .._typing import Mask, Number, PyTree
 
+_KINDS = (jax.Array, np.ndarray, np.generic, int, float, complex)
 _FLOATS = "jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)"
 
 
 def is_data(tree: PyTree) -> bool:
     """Return whether a tree has integers or bools, but no floats: no gradients."""
     leaves = jax.tree.leaves(tree, is_leaf=_leaves.is_sparse)
+    # Other kinds, such as tensors of other libraries, are rejected leaf by leaf.
+    if not all(isinstance(x, _KINDS) or _leaves.is_sparse(x) for x in leaves):
+        return False
     return not any(map(_leaves.is_floating, leaves)) and any(map(_is_whole, leaves))
 
 
