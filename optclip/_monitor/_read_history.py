@@ -69,19 +69,24 @@ def others_in(history: History) -> list[dict[str, float]]:
     if not isinstance(history, Mapping):
         return [_others(step) for step in history]
     count = len(next(iter(read(history).values())))
-    rest = {key: x for key, x in history.items() if np.shape(x) == (count,)}
+    rest = {key: x for key, x in history.items() if _is_column(x, count)}
     return [_others({key: x[i] for key, x in rest.items()}) for i in range(count)]
 
 
 def _others(step: Mapping[str, Any]) -> dict[str, float]:
     are_read, others = {*_keys_read(step)}, {}
     for key, x in step.items():
-        # A log may also hold names, or arrays such as a histogram.
-        is_number = np.ndim(x) == 0 and (not isinstance(x, str) or x in _NOT_FINITE)
-        if key not in are_read and is_number:
+        # A log may also hold names, and arrays or lists such as a histogram.
+        if key not in are_read and (not isinstance(x, str) or x in _NOT_FINITE):
             with contextlib.suppress(TypeError, ValueError):
-                others[key] = float(x)
+                is_scalar = np.ndim(x) == 0  # Raises ValueError for a ragged list.
+                others |= {key: float(x)} if is_scalar else {}
     return others
+
+
+def _is_column(x: Any, count: int) -> bool:
+    shape = getattr(x, "shape", (len(x),) if isinstance(x, (list, tuple)) else ())
+    return shape[:1] == (count,)
 
 
 def without_skipped(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

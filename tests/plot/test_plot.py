@@ -137,7 +137,7 @@ def test_saved_history_keeps_other_numbers(history, tmp_path):
     """The log also has text, arrays, and a number of one step."""
     count = len(history)
     losses = [np.float32(1.5), np.float32(np.inf), *range(2, count)]
-    more = [{"loss": x, "name": "a", "all": np.ones(2)} for x in losses]
+    more = [{"loss": x, "name": "a", "all": [[1], [2, 3]]} for x in losses]
     more[1]["eval"] = 7
     steps = [h | x for h, x in zip(history, more, strict=True)]
     columns = {key: np.stack([h[key] for h in history]) for key in history[0]}
