@@ -1,6 +1,6 @@
 """Norms of blocks of elements, over all devices of a mesh.
 
-`_norm` defines a block and its measurement, `_reduce` computes the sums, and
+`_norm` defines a block and its measurement, `_sums` adds powers, and
 `_norm_argument` converts an argument to a norm. `_spectral` adds the spectral norm.
 """
 
@@ -15,4 +15,4 @@ from ._norm import (
     of_order,
 )
 from ._norm_argument import BY_NAME, NormLike, as_norm
-from ._reduce import LEAST, flush_small
+from ._sums import LEAST, flush_small

@@ -23,8 +23,7 @@ from .._arrays import (
 from .._arrays._batching import MANY, Batched
 from .._arrays._leaf import Leaf, counted_from_zero
 from .._arrays._types import LeafLike
-from . import _reduce
-from ._powers import Member, NormPlan
+from . import _sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,22 +277,22 @@ class Norm(Measurement):
                     axis = _sparse.axes_in_data(leaf.matrix, axis)
                 arrays.append(x)
                 layers = None if block.stacked is None else block.stacked % leaf.ndim
-                members.append(Member(i, axis, split, layers))
+                members.append(_sums.Member(i, axis, split, layers))
         # The norm of single elements is the modulus, for any order.
         are_elements = all(m.axis == () and m.layers is None for m in members)
-        plan = NormPlan(
+        plan = _sums.NormPlan(
             ord=math.inf if are_elements else self.ord,
             dtype=accumulator(arrays),
             members=tuple(members),
             declared=tuple(map(declared_of, blocks)),
             guarded=guarded,
         )
-        norms = _reduce.norms_of(arrays, plan)
+        norms = _sums.norms_of(arrays, plan)
         if self.per_count:
             divisors = [self._divisor(n, plan.dtype) for n in counts]
             norms = norms.map(lambda root, n: root / n, norms.with_entries(divisors))
         if flushed:
-            norms = norms.map(_reduce.flush_small)
+            norms = norms.map(_sums.flush_small)
         if len(blocks) >= MANY:
             norms = norms.map(_xla.computed_once)
         return Measured(norms)

@@ -8,7 +8,7 @@ from optclip import norms
 
 # Private, since only a GPU takes this path.
 from optclip._arrays import _xla
-from optclip._norms import _reduce
+from optclip._norms import _sums
 
 # A prime number of elements, which has no rows of one length; small leaves of one type
 # and of others; columns that are added in parts; and a long axis between two others.
@@ -29,7 +29,7 @@ def measured(leaves, blocks, p, monkeypatch):
     """Return norms by the formula for GPUs, and exact ones."""
     monkeypatch.setattr(_xla, "on_gpu", lambda on_gpu, _, arrays: on_gpu(arrays))
     # Not compiled, since JAX would reuse a program that another test has compiled.
-    monkeypatch.setattr(_reduce, "_compiled", _reduce._compiled.__wrapped__)
+    monkeypatch.setattr(_sums, "_compiled", _sums._compiled.__wrapped__)
 
     def norm_of(leaves):
         grouped = [
