@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._arrays import _leaves, _memory, _validate
 from .._arrays._types import Number, PyTree
-from .._clip import decide, fixed, layout_of, scale
+from .._clip import decide, layout_of, scale
 from . import _attention_layers, _qk_scaling
 from ._heads import Heads
 
@@ -83,7 +83,9 @@ def clip_attention_logits(
     located = _attention_layers.layers_in(params, layers)
     largest = _qk_scaling.logits_of(located, logits, flat.leaves)
     layout = layout_of(_qk_scaling.CLIP, largest)
-    decision = decide(_qk_scaling.CLIP, layout, fixed({"max_logit": max_logit}))
+    measured = _qk_scaling.CLIP.norm.measure(layout.blocks)
+    limits = {"max_logit": layout.fill("max_logit", max_logit)}
+    decision = decide(_qk_scaling.CLIP, layout, measured, limits)
     scaled = layout.tree(_qk_scaling.head_coefficients(decision).entries())
     leaves, coefficients = list(flat.leaves), {}
     for layer in located:

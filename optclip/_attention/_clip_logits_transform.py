@@ -122,9 +122,9 @@ def clip_attention_logits(
         located = _attention_layers.layers_in(params, layers)
         flat = _leaves.flatten(params)
         largest = _qk_scaling.logits_of(located, logits, flat.leaves)
-        step = engine.decide(largest, state, params, extra_args)
-        scaled = _qk_scaling.head_coefficients(step.decision)
-        layout = step.decision.layout
+        decision = engine.decide(largest, state, params, extra_args)
+        scaled = _qk_scaling.head_coefficients(decision)
+        layout = decision.layout
         by_layer = layout.tree(scaled.entries())
         factors: dict[int, jax.Array] = {}
         for layer in located:
@@ -134,12 +134,12 @@ def clip_attention_logits(
             factors |= layer_factors
         clipped = _clipped(updates, flat, factors)
         if not record:
-            return clipped, engine.after(state, step, None)
+            return clipped, engine.after(state, decision, None)
         # Unusable logits are inf, and the record shows the largest of the others.
-        finite = step.decision.norms.map(lambda s: jnp.where(jnp.isfinite(s), s, 0))
+        finite = decision.norms.map(lambda s: jnp.where(jnp.isfinite(s), s, 0))
         scaled = scaled.with_entries(layout.entries(by_layer))
-        new = engine.recorded(step, scaled, recorded_norms=finite)
-        return clipped, engine.after(state, step, new)
+        new = engine.recorded(decision, scaled, recorded_norms=finite)
+        return clipped, engine.after(state, decision, new)
 
     return with_optional_state(engine, init_fn, update_fn)
 

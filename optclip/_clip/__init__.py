@@ -16,12 +16,10 @@ from ._clip import (
     ByArgument,
     Clip,
     Decision,
-    ThresholdFunction,
     apply,
     check_axes_known,
     clip_of,
     decide,
-    fixed,
     layout_of,
 )
 from ._layout import Layout, lay_out

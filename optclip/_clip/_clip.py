@@ -1,7 +1,10 @@
 """Clip a tree: lay it out, decide, apply.
 
     clip = clip_of(TREE, L2, Hard())
-    decision = decide(clip, layout_of(clip, tree), fixed({"max_norm": 1.0}))
+    layout = layout_of(clip, tree)
+    measured = clip.norm.measure(layout.blocks)
+    limits = {"max_norm": layout.fill("max_norm", 1.0)}
+    decision = decide(clip, layout, measured, limits)
     clipped, coefficients = apply(decision)
 
 Transformations pass measured norms, with their memory, and thresholds from rules.
@@ -28,7 +31,6 @@ from .._arrays import (
     _memory,
     _numerics,
     _placement,
-    _prefix,
     _validate,
     _xla,
 )
@@ -54,8 +56,6 @@ POLICIES = ("propagate", "zero", "raise")
 # Thresholds under the name of the argument that set them, one value per block or
 # stacked like the norms; two entries, "lower" and "upper", if elements have two bounds.
 ByArgument = dict[str, list[Number] | Batched]
-# Computes the thresholds and the new memory of the rules from the layout and the norms.
-ThresholdFunction = Callable[[Layout, Batched], tuple[ByArgument, Sequence[PyTree]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +128,7 @@ class Decision(NamedTuple):
       thresholds: One entry per block, as the action fits them.
       rule_memory: The memory of the rules after the run.
       samples: The outcomes that `Action.sampled` found, each by its blocks.
+      leaf_norms: The norm of each leaf of a tree with one norm, if these are recorded.
     """
 
     clip: Clip
@@ -138,6 +139,7 @@ class Decision(NamedTuple):
     thresholds: Batched
     rule_memory: Sequence[PyTree]
     samples: dict[tuple[int, ...], BlockOutcome] | None = None
+    leaf_norms: PyTree = None
 
 
 def layout_of(clip: Clip, tree: PyTree) -> Layout:
@@ -149,13 +151,12 @@ def layout_of(clip: Clip, tree: PyTree) -> Layout:
 def decide(
     clip: Clip,
     layout: Layout,
-    thresholds_of: ThresholdFunction,
-    measured: Measured | None = None,
+    measured: Measured,
+    thresholds: ByArgument,
+    rule_memory: Sequence[PyTree] = (),
 ) -> Decision:
-    """Measure the blocks, unless the norms are known, and fit their thresholds."""
-    measured = clip.norm.measure(layout.blocks) if measured is None else measured
-    by_argument, rule_memory = thresholds_of(layout, measured.norms)
-    fitted = clip.action.fit(clip, by_argument, measured.norms)
+    """Fit the thresholds to the norms."""
+    fitted = clip.action.fit(clip, thresholds, measured.norms)
     return Decision(clip, layout, *measured, fitted, rule_memory)
 
 
@@ -169,25 +170,6 @@ def apply(decision: Decision) -> tuple[PyTree, Batched]:
         check_axes_known(layout)
     leaves, coefficients = clip.action.apply(decision)
     return layout.rebuild(leaves), coefficients
-
-
-def fixed(by_argument: dict[str, PyTree]) -> ThresholdFunction:
-    """Return a function that computes thresholds independent of the norms.
-
-    For functions without a state; in transformations, `_transforms/_rules` computes
-    fixed thresholds too.
-
-    Args:
-      by_argument: A number, an array or a prefix tree of these, under the name of the
-        argument that set it; `"lower"` and `"upper"` if elements have two bounds.
-    """
-
-    def thresholds_of(layout: Layout, norms: Batched) -> tuple[ByArgument, tuple[()]]:
-        tree = layout.tree(norms.entries())
-        pairs = by_argument.items()
-        return {k: layout.entries(_prefix.fill(k, x, tree)) for k, x in pairs}, ()
-
-    return thresholds_of
 
 
 class Action(abc.ABC):

@@ -9,7 +9,7 @@ import jax
 
 from .._arrays import _axis_names, _leaves, _memory, _prefix
 from .._arrays._leaf import Leaf
-from .._arrays._types import AxisName, Mask, PyTree, TreeDef
+from .._arrays._types import AxisName, Mask, Number, PyTree, TreeDef
 from .._norms import Block
 from .._scopes import Groups, Scope, blocks_of, owners_of
 
@@ -40,6 +40,11 @@ class Layout(NamedTuple):
     def entries(self, tree: PyTree) -> list[PyTree]:
         """Return the values of a tree of that structure, one per block."""
         return self.treedef.flatten_up_to(tree)
+
+    def fill(self, name: str, prefix: PyTree) -> list[Number]:
+        """Return one threshold per block, from a prefix of the tree of norms."""
+        blocks = self.tree(range(len(self.blocks)))
+        return self.entries(_prefix.fill(name, prefix, blocks))
 
     def rebuild(self, clipped: dict[int, object]) -> PyTree:
         """Return the tree with some leaves replaced, by their index.

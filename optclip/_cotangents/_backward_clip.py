@@ -11,17 +11,8 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from .._arrays import _axis_names, _closures, _examples, _validate
-from .._arrays._batching import Batched
 from .._arrays._types import Number, PyTree
-from .._clip import (
-    ByArgument,
-    Clip,
-    Layout,
-    ThresholdFunction,
-    apply,
-    decide,
-    layout_of,
-)
+from .._clip import Clip, apply, decide, layout_of
 from .._norms import Block, declared_of
 from .._typing import CotangentRecord
 from . import _probe, _relative_threshold
@@ -47,7 +38,13 @@ class CotangentClip:
     ) -> tuple[PyTree, CotangentRecord | None]:
         """Return the clipped cotangents, and a record of the clipping if requested."""
         layout = layout_of(self.clip, cotangents)
-        decision = decide(self.clip, layout, self._thresholds_of(thresholds))
+        measured = self.clip.norm.measure(layout.blocks)
+        limits = layout.entries(thresholds)
+        if self.reference is not None:
+            norms = measured.norms.entries()
+            entries = zip(layout.blocks, norms, limits, strict=True)
+            limits = [_multiple(self.reference, *entry) for entry in entries]
+        decision = decide(self.clip, layout, measured, {"max_norm": limits})
         clipped, coefficients = apply(decision)
         if not is_recorded:
             return clipped, None
@@ -63,18 +60,6 @@ class CotangentClip:
         """Return whether mapped axes are declared; some exist only during the call."""
         declared = jax.tree.leaves(self.clip.axis_name, is_leaf=lambda x: x is not None)
         return any(axes != () for axes in declared)
-
-    def _thresholds_of(self, thresholds: PyTree) -> ThresholdFunction:
-        def thresholds_of(
-            layout: Layout, norms: Batched
-        ) -> tuple[ByArgument, tuple[()]]:
-            limits = layout.entries(thresholds)
-            if self.reference is not None:
-                entries = zip(layout.blocks, norms.entries(), limits, strict=True)
-                limits = [_multiple(self.reference, *entry) for entry in entries]
-            return {"max_norm": limits}, ()
-
-        return thresholds_of
 
 
 def _multiple(

@@ -9,7 +9,7 @@ from .. import _scopes as scopes
 from .._arrays import _axis_names, _validate
 from .._arrays._batching import Batched
 from .._arrays._call_errors import explains_keywords
-from .._clip import MOVE, SCALE, Clip, apply, clip_of, decide, fixed, lay_out, layout_of
+from .._clip import MOVE, SCALE, Clip, apply, clip_of, decide, lay_out, layout_of
 from .._norms import L2, Measured, NormLike, as_norm, of_order
 from .._responses import Hard
 from .._scopes import ELEMENT, TREE, ScopeLike, as_scope, declaring
@@ -324,7 +324,8 @@ def clip_by_value(
     # Moving elements reads the shape and dtype of a norm only, so none is computed.
     leaves = [jnp.real(block.leaves[0].array) for block in layout.blocks]
     measured = Measured(Batched(leaves))
-    return apply(decide(clip, layout, fixed(bounds), measured))[0]
+    limits = {name: layout.fill(name, bound) for name, bound in bounds.items()}
+    return apply(decide(clip, layout, measured, limits))[0]
 
 
 @explains_keywords

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .._arrays import _validate
 from .._arrays._batching import Batched
 from .._arrays._numerics import as_array
-from .._clip import Clip, apply, decide, fixed, layout_of
+from .._clip import Clip, apply, decide, layout_of
 from .._norms import Measured, flush_small
 from .._responses import BaseResponse, as_response, is_same_always
 from .._thresholds import Named
@@ -41,9 +41,10 @@ def run(
     _validate.threshold_given(name, limits)
     raise_if_exchanged(name, tree, limits)
     check_bound(name, limits)
-    layout, measured = layout_of(clip, tree), None if norms is None else Measured(norms)
+    layout = layout_of(clip, tree)
     raise_if_data(tree)
-    decision = decide(clip, layout, fixed({name: limits}), measured)
+    measured = clip.norm.measure(layout.blocks) if norms is None else Measured(norms)
+    decision = decide(clip, layout, measured, {name: layout.fill(name, limits)})
     clipped, _ = apply(decision)
     return clipped, layout.tree(decision.norms.entries())
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _leaves, _numerics, _prefix, _validate
+from .._arrays import _leaves, _numerics, _validate
 from .._arrays._batching import Batched
 from .._arrays._leaves import Flat
 from .._arrays._types import Number, PyTree
@@ -21,11 +21,9 @@ from .._clip import (
     Clip,
     Decision,
     Layout,
-    ThresholdFunction,
     apply,
     coefficients_of,
     decide,
-    fixed,
     layout_of,
 )
 from .._norms import L2, Measured, flush_small
@@ -113,7 +111,9 @@ class Bound:
         """Return the clipped and weighted gradient of one example, and its norms."""
         layout = layout_of(clip, grads)
         self._check_all_bounded(layout)
-        decision = decide(clip, layout, self._thresholds_of(row.thresholds))
+        measured = clip.norm.measure(layout.blocks)
+        limits = self._limits_of(layout, row.thresholds)
+        decision = decide(clip, layout, measured, limits)
         clipped, coefficients = apply(decision)
         return self._weighted(clipped, row.weight), _about(decision, coefficients)
 
@@ -128,29 +128,23 @@ class Bound:
         """Return the norms of one example, and the weighted coefficient per leaf."""
         layout, norms = _laid_out(clip, squares)
         self._check_all_bounded(layout)
-        thresholds_of = self._thresholds_of(row.thresholds)
-        decision = decide(clip, layout, thresholds_of, Measured(Batched(norms)))
+        limits = self._limits_of(layout, row.thresholds)
+        decision = decide(clip, layout, Measured(Batched(norms)), limits)
         coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
         of_block = coefficients.entries()
         by_leaf = layout.rebuild({i: of_block[b] for i, _, b in layout.scaled})
         return _about(decision, coefficients), self._weighted(by_leaf, row.weight)
 
-    def _thresholds_of(self, thresholds: PyTree) -> ThresholdFunction:
-        """Return a function that computes the thresholds of one example.
+    def _limits_of(self, layout: Layout, thresholds: PyTree) -> ByArgument:
+        """Return the thresholds of one example.
 
         Its own thresholds are limited to the common ones, which the sensitivity states.
         """
-        if thresholds is None:
-            return fixed({"threshold": self.threshold})
-
-        def limited(layout: Layout, norms: Batched) -> tuple[ByArgument, tuple[()]]:
-            tree = layout.tree(norms.entries())
-            own = _prefix.fill("thresholds", thresholds, tree)
-            most = _prefix.fill("threshold", self.threshold, tree)
-            limits = jax.tree.map(_least, own, most)
-            return {"threshold": layout.entries(limits)}, ()
-
-        return limited
+        limits = layout.fill("threshold", self.threshold)
+        if thresholds is not None:
+            own = layout.fill("thresholds", thresholds)
+            limits = [*map(_least, own, limits)]
+        return {"threshold": limits}
 
     def _weighted(self, tree: PyTree, weight: Any) -> PyTree:
         """Return a tree times a weight, zeros for a weight of 0 even if it has NaN."""
@@ -216,13 +210,11 @@ class Bound:
             advice = "Call f.sensitivity(relation, params=params)."
             raise ValueError(_validate.must_be("params", wanted, None, advice))
         layout = layout_of(self.clip(()), _zeros(params))
-        norms = layout.tree([0.0] * len(layout.blocks))
-        return jax.tree.leaves(_prefix.fill("threshold", self.threshold, norms))
+        return layout.fill("threshold", self.threshold)
 
     def _in_units(self, clip: Clip, summed: PyTree) -> PyTree:
         layout = layout_of(clip, summed)
-        norms = layout.tree([jnp.zeros(())] * len(layout.blocks))
-        limits = layout.entries(_prefix.fill("threshold", self.threshold, norms))
+        limits = layout.fill("threshold", self.threshold)
         out = {}
         for i, leaf, block in layout.scaled:
             x = leaf.array

@@ -11,9 +11,9 @@ from .. import _scopes as scopes
 from .._arrays import _validate
 from .._arrays._call_errors import explains_call
 from .._clip import clip_of
-from .._norms import NormLike, as_norm, of_order
+from .._norms import L2, NormLike, as_norm, of_order
 from .._responses import as_response
-from .._scopes import ScopeLike, as_scope, declaring
+from .._scopes import TREE, ScopeLike, as_scope, declaring
 from .._thresholds import Named, bounds, value_of
 from .._typing import (
     AxisName,
@@ -26,8 +26,8 @@ from .._typing import (
     Threshold,
     ThresholdTree,
 )
+from . import _passed_norm
 from ._engine import Engine, transformation_of
-from ._passed_norm import clip_by_passed_norm
 from ._rules import rules_of
 
 
@@ -125,7 +125,7 @@ def clip_by(
         axis_name=axis_name,
     )  # fmt: skip
     engine = Engine(clip, rules_of(threshold, clip), record, name)
-    return transformation_of(engine, engine.decide)
+    return transformation_of(engine)
 
 
 @explains_call()
@@ -195,14 +195,17 @@ def clip_by_global_norm(
       Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural
       Networks", 2012, arXiv:1211.5063; `global_clipnorm` of Keras.
     """
+    threshold = Named("max_norm", max_norm, "clip_by_global_norm")
     if use_norm is not None:
-        return clip_by_passed_norm(
-            use_norm, max_norm, ord=ord, response=response, eps=eps, strict=strict,
-            nonfinite=nonfinite, mask=mask, axis_name=axis_name, record=record,
-            name=name,
+        _passed_norm.check(use_norm, ord=ord, strict=strict, mask=mask, record=record)
+        clip = clip_of(
+            TREE, L2, as_response(response), eps=eps, nonfinite=nonfinite,
+            axis_name=axis_name,
         )  # fmt: skip
+        rules = rules_of(threshold, clip)
+        return transformation_of(Engine(clip, rules, record, name, use_norm))
     return clip_by(
-        Named("max_norm", max_norm, "clip_by_global_norm"), norm=of_order(ord),
+        threshold, norm=of_order(ord),
         response=response, eps=eps, strict=strict, nonfinite=nonfinite, mask=mask,
         axis_name=axis_name, record=record, name=name,
     )  # fmt: skip

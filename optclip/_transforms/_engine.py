@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from .._norms import Measured
 from .._responses import is_same_always
 from .._scopes import LEAF, TREE, EachElement
 from .._typing import ClipRecord, ClipState
-from . import _param_placeholder, _record
+from . import _param_placeholder, _passed_norm, _record
 from ._record import Entries, LeafNorms
 from ._rules import Rules
 
@@ -59,18 +59,6 @@ def noting_engines() -> Iterator[list[Engine]]:
         _NOTED.reset(token)
 
 
-class Step(NamedTuple):
-    """Hold one step of a clipping operation.
-
-    Attributes:
-      decision: The norms and thresholds.
-      leaf_norms: The norm of each leaf of a tree with one norm, if these are recorded.
-    """
-
-    decision: Decision
-    leaf_norms: LeafNorms | None
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Engine:
     """Combine a clipping operation with the rules of its threshold and its record.
@@ -83,6 +71,7 @@ class Engine:
     rules: Rules
     record: Record
     name: str
+    use_norm: str | None = None
 
     def __post_init__(self) -> None:
         _record.check_record(self.record, self.name)
@@ -168,8 +157,7 @@ class Engine:
         extra: dict[str, Any],
         *,
         in_common: bool = False,
-        measure: Callable[[Layout], Measured] | None = None,
-    ) -> Step:
+    ) -> Decision:
         """Measure the updates of a step and decide where to clip them.
 
         Args:
@@ -178,7 +166,6 @@ class Engine:
           params: As passed to `update`.
           extra: The extra arguments of `update`, of any type.
           in_common: Whether all devices must decide alike.
-          measure: Replaces the measurement of the norms, unless None.
         """
         layout = layout_of(self.clip, updates)
         _record.check_state(
@@ -193,20 +180,21 @@ class Engine:
         clip = self.clip.at(count)
         rule_memory, norm_memory = self._split(state.clip_memory, layout)
         leaf_norms = None
-        if measure is not None:
-            measured = measure(layout)
+        if self.use_norm is not None:
+            norm = _passed_norm.norm_in(extra, self.use_norm, layout)
+            measured = Measured(Batched([norm]))
         elif self.has_leaf_norms:
             measured, leaf_norms = _record.measure_leaves(clip, layout, updates)
         else:
             measured = clip.norm.measure(layout.blocks, norm_memory)
-        thresholds_of = functools.partial(
-            self.rules.thresholds, clip=clip, memories=rule_memory, step=count,
+        limits, rule_memory = self.rules.thresholds(
+            layout, measured.norms, clip=clip, memories=rule_memory, step=count,
             updates=updates, params=params, extra=extra,
         )  # fmt: skip
-        decision = decide(clip, layout, thresholds_of, measured)
+        decision = decide(clip, layout, measured, limits, rule_memory)
         if self.record:
             decision = clip.action.sampled(decision, itemized=self.is_itemized)
-        return Step(decision, leaf_norms)
+        return decision._replace(leaf_norms=leaf_norms)
 
     def _split(
         self, memory: list[PyTree], layout: Layout
@@ -218,7 +206,7 @@ class Engine:
 
     def recorded(
         self,
-        step: Step,
+        decision: Decision,
         coefficients: Batched,
         *,
         recorded_norms: Batched | None = None,
@@ -226,11 +214,10 @@ class Engine:
         """Return the contribution of a step to the record.
 
         Args:
-          step: The step.
+          decision: Of the step.
           coefficients: As `apply` returned them.
           recorded_norms: Norms to record in place of the measured ones.
         """
-        decision = step.decision
         outcomes = decision.clip.action.outcomes(decision, coefficients)
         if recorded_norms is not None:
             outcomes = outcomes.map(_with_norm, recorded_norms)
@@ -239,11 +226,12 @@ class Engine:
             itemized=self.is_itemized,
             learns=bool(jax.tree.leaves(decision.rule_memory)),
         )  # fmt: skip
-        return new._replace(clip_leaf_norm=step.leaf_norms)
+        return new._replace(clip_leaf_norm=decision.leaf_norms)
 
-    def after(self, state: ClipState, step: Step, new: ClipRecord | None) -> ClipState:
+    def after(
+        self, state: ClipState, decision: Decision, new: ClipRecord | None
+    ) -> ClipState:
         """Return the state after a step."""
-        decision = step.decision
         memory = list(decision.rule_memory)
         if decision.clip.norm.remembers:
             vectors = list(decision.norm_memory)
@@ -300,23 +288,16 @@ def _shapes(
     return *entries[-1], norms, memory
 
 
-def transformation_of(
-    engine: Engine, decide: Callable[..., Step]
-) -> optax.GradientTransformationExtraArgs:
-    """Build the transformation of an engine.
-
-    Args:
-      engine: The engine.
-      decide: Its method `decide`, or that method with some of its options.
-    """
+def transformation_of(engine: Engine) -> optax.GradientTransformationExtraArgs:
+    """Build the transformation of an engine."""
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, ClipState]:
-        step = decide(updates, state, params, extra_args)
-        clipped, coefficients = apply(step.decision)
-        new = engine.recorded(step, coefficients) if engine.record else None
-        return clipped, engine.after(state, step, new)
+        decision = engine.decide(updates, state, params, extra_args)
+        clipped, coefficients = apply(decision)
+        new = engine.recorded(decision, coefficients) if engine.record else None
+        return clipped, engine.after(state, decision, new)
 
     return with_optional_state(engine, engine.init, update_fn)
 

@@ -168,16 +168,15 @@ def skip(
         check_state(state, SkipState)
         norm_step = _numerics.as_count(state.skip_norm.clip_step)
         # All devices skip the same steps, so that their parameters stay equal.
-        step = watch.decide(
+        decision = watch.decide(
             updates, state.skip_norm, params, extra_args,
             in_common=bool(_axis_names.untyped_axes()),
         )  # fmt: skip
-        decision = step.decision
         coefficients = coefficients_of(
             decision.clip, decision.norms, decision.thresholds
         )
-        norm_record = watch.recorded(step, coefficients)
-        seen = watch.after(state.skip_norm, step, norm_record)
+        norm_record = watch.recorded(decision, coefficients)
+        seen = watch.after(state.skip_norm, decision, norm_record)
         is_off = _is_above(norm_record)
         memory, old = state.skip_loss, state.skip_record[watch.key]
         _check_record(old, has_loss=loss_rule is not None)
