@@ -168,10 +168,8 @@ class Engine:
           in_common: Whether all devices must decide alike.
         """
         layout = layout_of(self.clip, updates)
-        _record.check_state(
-            state, [self.name] if self.record else [], self.num_memories,
-            layout, self.clip.scope, itemized=self.is_itemized,
-        )  # fmt: skip
+        names = [self.name] if self.record else []
+        _record.check_state(state, names, self.num_memories)
         # Neither a memory nor a common decision may differ between devices.
         is_common = in_common or self.rules.couple_norms
         if is_common or jax.tree.leaves(state.clip_memory):

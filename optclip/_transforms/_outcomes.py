@@ -18,7 +18,6 @@ from .._arrays import (
     _placement,
     _xla,
 )
-from .._arrays._batching import Batched
 from .._clip import BlockOutcome
 from .._typing import ClipRecord
 
@@ -233,40 +232,6 @@ def _merged(
     pairs = zip(one[:4], other[:4], strict=True)
     chosen = (lax.select(is_first, a, b) for a, b in pairs)
     return *chosen, *map(lax.add, one[4:], other[4:])
-
-
-def concatenated(outcomes: Batched) -> Batched:
-    """Return outcomes for the record of a tree: slices of many leaves as one row.
-
-    Reducing the slices of each leaf separately accounts for a fifth of AGC's
-    compilation time for Llama's shapes.
-    """
-    pairs = list(zip(outcomes.indices, outcomes.values, strict=True))
-    slices = [pair for pair in pairs if _is_concatenated(*pair)]
-    if len(slices) < 2:
-        return outcomes
-    rows = _placement.together([_as_row(outcome) for _, outcome in slices])
-    joined = jax.tree.map(lambda *fields: jnp.concatenate(fields), *rows)
-    rest = [pair for pair in pairs if not _is_concatenated(*pair)]
-    indices, values = zip(*rest, (slices[0][0], joined), strict=True)
-    return Batched.tree_unflatten(indices, values)
-
-
-def _as_row(outcome: BlockOutcome) -> BlockOutcome:
-    """Return the outcome of a leaf's slices as vectors."""
-    shape = outcome.norm.shape
-    flat = jax.tree.map(lambda x: jnp.broadcast_to(x, shape).ravel(), outcome)
-    # No other device has a part of these slices, so no axes are declared.
-    return flat._replace(declared=_axis_names.Declared())
-
-
-def _is_concatenated(index: tuple[int, ...], outcome: BlockOutcome) -> bool:
-    """Return whether these are a few slices of one leaf, all on this device."""
-    norm = outcome.norm
-    if outcome.number is not None:
-        return False
-    is_few = 0 < _leaves.size_of(norm) <= _xla.FEW
-    return _is_here(outcome) and len(index) == 1 and norm.ndim > 0 and is_few
 
 
 def _is_here(outcome: BlockOutcome) -> bool:

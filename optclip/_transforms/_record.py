@@ -85,16 +85,8 @@ def shape_of(block: Block, norm: jax.Array) -> tuple[int, ...]:
     return (norm.shape[0] * _axis_names.axes_size(axes),)
 
 
-def check_state(
-    state: Any,
-    names: list[str],
-    num_memories: int,
-    layout: Layout,
-    scope: Scope,
-    *,
-    itemized: bool,
-) -> None:
-    """Raise unless `init` of this transformation made this state for such updates."""
+def check_state(state: Any, names: list[str], num_memories: int) -> None:
+    """Raise unless `init` of such a transformation made this state."""
     if not isinstance(state, ClipState):
         raise TypeError(_validate.must_be("state", "a ClipState", state, ORDER))
     recorded = sorted(map(_packed_state.as_name, state.clip_record))
@@ -109,70 +101,32 @@ def check_state(
             "`state` belongs to another transformation (rule memories:"
             f" {len(state.clip_memory)}, expected {num_memories}). {_ADVICE}"
         )
-    for each in state.clip_record.values():
-        _check_entries(each, Entries.of(layout), scope, itemized=itemized)
 
 
-def _check_entries(
-    clip_record: ClipRecord, entries: Entries, scope: Scope, *, itemized: bool
-) -> None:
+def _check_same_norms(old: ClipRecord, new: ClipRecord) -> None:
     """Raise unless a record has the entries of this scope, `record=` and tree."""
-    norm = clip_record.clip_norm
-    wanted = entries.keyed([0] * len(entries.are_layers)) if itemized else 0
-    is_of_scope = (clip_record.clip_fraction is None) == scope.itemized
-    if jax.tree.leaves(wanted) and not is_of_scope:
-        raise ValueError(f"`state` was made with another scope (over=). {_ADVICE}")
-    if isinstance(norm, dict) != isinstance(wanted, dict) and not scope.itemized:
-        made, used = (
-            ("'leaves'", True) if isinstance(norm, dict) else (True, "'leaves'")
-        )
-        raise ValueError(
-            f"`state` must have been made with the same `record=`, {used}, got the"
-            f" state of record={made}. {_ADVICE}"
-        )
-    _check_same("norms", norm, wanted)
-
-
-def _check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
-    """Raise unless the record was made for such leaves."""
-    if (record.clip_leaf_norm is None) != (leaf_norms is None):
-        raise ValueError(
-            "`state` must have been made with the same `record=`, got one"
-            f" {'without' if record.clip_leaf_norm is None else 'with'} norms of"
-            f" leaves. {_ADVICE}"
-        )
-    _check_same("leaves", record.clip_leaf_norm, leaf_norms)
-
-
-def _check_layers(recorded: PyTree, norms: PyTree) -> None:
-    """Raise unless the stacks have as many layers as the state recorded."""
-    pairs = zip(jax.tree.leaves(recorded), jax.tree.leaves(norms), strict=True)
-    for old, new in pairs:
-        if new.ndim and jnp.shape(old)[-1:] != new.shape:
-            raise ValueError(
-                "The updates must have as many layers as the state, got"
-                f" {new.shape[0]}, not {jnp.shape(old)[-1]}. Pass trees of one shape to"
-                " init and update; with pmap or check_vma=False, call init outside."
-            )
-
-
-def _check_same(kind: str, recorded: PyTree, entries: PyTree) -> None:
-    """Raise unless the updates have the entries that the state recorded."""
-    if jax.tree.structure(recorded) == jax.tree.structure(entries):
-        return
-    old, new = (
-        set(map(_packed_state.as_name, x))
-        if isinstance(x, dict)
-        else {"the whole tree"}
-        for x in (recorded, entries)
+    there, here = (
+        {
+            _packed_state.as_name(_leaves.path_str(path)): jnp.shape(x)
+            for path, x in jax.tree.leaves_with_path(record)
+        }
+        for record in (old, new)
     )
-    parts = (("They lack", old - new), ("They have the unknown", new - old))
-    differences = [f" {verb} {sorted(names)[:5]}." for verb, names in parts if names]
-    raise ValueError(
-        f"The updates must have the same {kind} as the state.{''.join(differences)}"
-        " Pass trees of one structure to init and update. After a change of the model,"
-        " move the state with optclip.carry_over."
+    both = here.keys() & there.keys()
+    parts = (
+        ("It lacks", here.keys() - there.keys()),
+        ("It has the unknown", there.keys() - here.keys()),
+        (
+            "Other numbers of layers:",
+            {x for x in both if here[x] and there[x][-1:] != here[x]},
+        ),
     )
+    if differences := [f"{verb} {sorted(x)[:5]}." for verb, x in parts if x]:
+        raise ValueError(
+            "`state` must have been made with the same over= and record=, for a tree"
+            f" like these updates. {' '.join(differences)} {_ADVICE} After a change of"
+            " the model, move the state with optclip.carry_over."
+        )
 
 
 def blank(
@@ -247,7 +201,6 @@ def of_step(
       itemized: Whether the record has an entry for each norm.
       learns: Whether a learning rule sets the thresholds.
     """
-    outcomes = outcomes if itemized else _outcomes.concatenated(outcomes)
     flagged = outcomes.map(functools.partial(_flagged, learns))
     if itemized:
         entries = Entries.of(layout)
@@ -272,9 +225,8 @@ def _flagged(learns: bool, outcome: BlockOutcome) -> BlockOutcome:
 
 
 def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
-    """Return the record after a step; raise if it was made for other leaves."""
-    _check_leaf_norms(old, new.clip_leaf_norm)
-    _check_layers(old.clip_norm, new.clip_norm)
+    """Return the record after a step; raise if it was made for other norms."""
+    _check_same_norms(old, new)
 
     def count(total: PyTree, once: PyTree) -> PyTree:
         return jax.tree.map(_numerics.counted, total, once)
