@@ -340,45 +340,22 @@ def as_limit(
 
     A finite threshold stays finite, since an infinite one would change nothing.
     """
-    if not isinstance(value, (numbers.Real, np.ndarray)):
-        value = jnp.asarray(_memory.on_device(value))
-        return _narrowed(value, dtype, towards_zero=towards_zero)
-    exact = np.asarray(value, np.float64)
-    largest = float(jnp.finfo(dtype).max)
-    # A finite threshold is kept within the dtype, where the cast would give inf.
-    bounded = np.where(np.isinf(exact), exact, np.clip(exact, -largest, largest))
-    limit = bounded.astype(dtype)
+    info = jnp.finfo(dtype)
+    is_static = isinstance(value, (numbers.Real, np.ndarray))
+    of: Any = np if is_static else jnp
+    exact = of.asarray(value if is_static else _memory.on_device(value))
+    exact = exact.astype(np.float64) if is_static else exact
+    if jnp.issubdtype(exact.dtype, jnp.floating) and exact.dtype.itemsize == 8:
+        largest = float(info.max)
+        bounded = of.where(of.isinf(exact), exact, of.clip(exact, -largest, largest))
+        limit = bounded.astype(dtype)
+        grew = of.abs(limit.astype(exact.dtype)) > of.abs(exact)
+    else:
+        # Of other numbers, only large integers are rounded.
+        limit = exact.astype(dtype)
+        is_integer = jnp.issubdtype(exact.dtype, jnp.integer)
+        grew = is_integer & (of.abs(limit) > 2.0 ** (info.nmant + 1))
     if not towards_zero:
         return limit
-    # The cast rounds to nearest; a threshold that grew moves back by one step.
-    grew = np.abs(limit.astype(np.float64)) > np.abs(exact)
-    return np.where(grew, np.nextafter(limit, np.zeros_like(limit)), limit)
-
-
-def _narrowed(value: jax.Array, dtype: DTypeLike, *, towards_zero: bool) -> jax.Array:
-    """Return an array in `dtype`, in the way of `as_limit`."""
-    if jnp.issubdtype(value.dtype, jnp.integer) and towards_zero:
-        value = _representable(value, jnp.finfo(dtype).nmant + 1)
-    if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize < 8:
-        # Of floats, only float64 is rounded or exceeds the largest number.
-        return value.astype(dtype)
-    largest = jnp.asarray(jnp.finfo(dtype).max, value.dtype)
-    bounded = jnp.where(jnp.isinf(value), value, jnp.clip(value, -largest, largest))
-    limit = bounded.astype(dtype)
-    if not towards_zero:
-        return limit
-    grew = jnp.abs(limit.astype(value.dtype)) > jnp.abs(value)
-    return jnp.where(grew, jnp.nextafter(limit, jnp.zeros_like(limit)), limit)
-
-
-def _representable(value: jax.Array, digits: int) -> jax.Array:
-    """Return the next integers towards zero of at most so many binary digits."""
-    bits = 8 * value.dtype.itemsize
-    if bits <= digits:
-        return value
-    # The smallest integer has no positive counterpart, except as unsigned.
-    size = jnp.abs(value).astype(f"uint{bits}")
-    excess = jnp.maximum(bits - lax.clz(size).astype(jnp.int32) - digits, 0)
-    lost = size & ((jnp.ones_like(size) << excess.astype(size.dtype)) - 1)
-    lost = lost.astype(value.dtype)
-    return jnp.where(value < 0, value + lost, value - lost)
+    # The cast rounds to nearest; a threshold that may have grown moves back by one step.
+    return of.where(grew, of.nextafter(limit, of.zeros_like(limit)), limit)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._arrays import _batching, _numerics, _packed_state, _prefix, _xla
+from .._arrays import _batching, _numerics, _packed_state, _xla
 from .._arrays._batching import Batched
 from .._arrays._types import Number, PyTree, TreeDef
 from . import _learning
@@ -60,44 +60,21 @@ def init_memory(
     return memories
 
 
-class MeasureAll(Protocol):
-    """Return the structure of a tree's norms, and the norms."""
-
-    def __call__(
-        self, tree: PyTree, /, *, guarded: bool = True
-    ) -> tuple[TreeDef, Batched]: ...
-
-
-class Context(NamedTuple):
-    """The values of a step that a rule may read, besides the norms; see `Seen`.
-
-    Here `keep` takes norms and thresholds. `measure` returns all norms, from which each
-    rule of a tree receives those below it.
-    """
-
-    keep: Callable[[PyTree, PyTree], PyTree]
-    measure: MeasureAll
-    params: PyTree
-    step: jax.Array
-    extra: dict[str, Any]
-    updates: PyTree
-
-
 def is_fixed(rules: PyTree) -> bool:
     """Return whether all thresholds depend only on the step."""
     leaves = jax.tree.leaves(rules, is_leaf=is_rule)
     return all(isinstance(rule, (Constant, Schedule)) for rule in leaves)
 
 
-def fixed_thresholds(name: str, rules: PyTree, norm: PyTree, step: jax.Array) -> PyTree:
-    """Return the thresholds of fixed rules, with the structure of the norms."""
+def at_step(name: str, rules: PyTree, step: jax.Array) -> PyTree:
+    """Return the thresholds of fixed rules at a step, a prefix of the norms."""
 
-    def filled(rule: Constant | Schedule, norms: PyTree) -> PyTree:
+    def at(rule: Constant | Schedule) -> Number:
         threshold = rule.at(step)
-        check_threshold(name, rule, threshold, norms)
-        return _prefix.fill(name, threshold, norms)
+        check_threshold(name, rule, threshold, norm=0)
+        return threshold
 
-    return _prefix.map_prefix(name, filled, rules, norm, is_leaf=is_rule)
+    return jax.tree.map(at, rules, is_leaf=is_rule)
 
 
 def learned_thresholds(
@@ -106,7 +83,7 @@ def learned_thresholds(
     treedef: TreeDef,
     norms: Batched,
     memory: list[PyTree],
-    context: Context,
+    step: Seen,
     *,
     is_like_params: bool = False,
     zeros_teach: bool = False,
@@ -121,7 +98,8 @@ def learned_thresholds(
       treedef: Structure of the norms.
       norms: Measured norms.
       memory: Memory of each rule.
-      context: Values of the step that rules may read.
+      step: As all rules see it, without norms. Its `keep` takes norms and thresholds;
+        its `measure` returns the structure of all norms, and the norms.
       is_like_params: Whether norms are as large as the parameters.
       zeros_teach: Whether every rule learns from zeros, as from a loss of 0.
     """
@@ -144,15 +122,11 @@ def learned_thresholds(
             _packed_state.check_same_norms(old, part.treedef)
         else:
             old = _packed_state.unpacked(old, norm)
-        seen = Seen(
+        seen = step._replace(
             norm=norm,
             finite=is_finite,
-            keep=functools.partial(_norms_after_clipping, name, part, context, norm),
-            measure=functools.partial(_measured, name, rules, place, part, context),
-            params=context.params,
-            step=context.step,
-            extra=context.extra,
-            updates=context.updates,
+            keep=functools.partial(_norms_after_clipping, name, part, step, norm),
+            measure=functools.partial(_measured, name, rules, place, part, step),
         )
         threshold, new = checked_update(name, part.rule, seen, old)
         filled = part.fill(name, threshold, norm)
@@ -179,10 +153,10 @@ def _or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
 
 
 def _norms_after_clipping(
-    name: str, part: NormsOfRule, context: Context, norm: PyTree, threshold: PyTree
+    name: str, part: NormsOfRule, step: Seen, norm: PyTree, threshold: PyTree
 ) -> PyTree:
     """Return a rule's norms after clipping, as a function of its threshold alone."""
-    return context.keep(norm, part.fill(f"{name}: keep(threshold)", threshold, norm))
+    return step.keep(norm, part.fill(f"{name}: keep(threshold)", threshold, norm))
 
 
 def _measured(
@@ -190,14 +164,14 @@ def _measured(
     rules: PyTree,
     place: int,
     part: NormsOfRule,
-    context: Context,
+    step: Seen,
     tree: PyTree,
     /,
     *,
     guarded: bool = True,
 ) -> PyTree:
     """Return the norms of a tree that belong to the rule at position `place`."""
-    treedef, norms = context.measure(tree, guarded=guarded)
+    treedef, norms = step.measure(tree, guarded=guarded)
     # The norms are first arranged as a tree, since parameters may have leaves that the
     # updates lack.
     measured = norms_of_rules(name, rules, treedef, norms.shapes, is_like_params=True)

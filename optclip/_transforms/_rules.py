@@ -28,12 +28,11 @@ from .._clip import (
 from .._scopes import EachElement, EachLeaf, Groups, Tree
 from .._thresholds import (
     Bounds,
-    Constant,
-    Context,
     Named,
     Rule,
+    Seen,
     as_rules,
-    fixed_thresholds,
+    at_step,
     init_memory,
     is_fixed,
     is_rule,
@@ -117,25 +116,19 @@ class Rules:
         new_memories = []
         rules = zip(self.by_argument.items(), memories, strict=True)
         for (name, rule), memory in rules:
-            if isinstance(rule, Constant):
-                values[name] = [rule.value] * len(layout.blocks)
-                new_memories.append(memory)
-                continue
             if is_fixed(rule):
-                norm = layout.tree(norms.entries())
-                thresholds = fixed_thresholds(name, rule, norm, step)
-                values[name] = layout.entries(thresholds)
+                values[name] = layout.fill(name, at_step(name, rule, step))
             else:
                 keep = functools.partial(_clipped_norms, clip, name)
                 measure = functools.partial(_norms_of, clip, layout, updates, params)
-                context = Context(keep, measure, params, step, extra, updates)
+                seen = Seen(None, None, keep, measure, params, step, extra, updates)
                 # Norms of elements are as large as the leaves, and stay with these.
                 is_like_params = isinstance(clip.scope, EachElement)
                 if is_like_params and jax.tree.leaves(memory):
                     _check_together(name, layout)
                 here = norms if is_like_params else norms.together()
                 limits, memory = learned_thresholds(
-                    name, rule, layout.treedef, here, memory, context,
+                    name, rule, layout.treedef, here, memory, seen,
                     is_like_params=is_like_params,
                 )  # fmt: skip
                 if here is not norms and isinstance(limits, Batched):

@@ -12,8 +12,8 @@ from .._arrays import _axis_names, _numerics, _validate
 from .._arrays._batching import Batched
 from .._arrays._types import PyTree
 from .._thresholds import (
-    Context,
     Rule,
+    Seen,
     init_memory,
     learned_thresholds,
 )
@@ -72,7 +72,9 @@ def loss_threshold(
     extra: dict[str, Any],
 ) -> tuple[jax.Array, PyTree]:
     """Return the threshold of the loss and the new memory of its rule."""
-    context = Context(
+    seen = Seen(
+        norm=None,
+        finite=None,
         keep=lambda norm, threshold: jnp.minimum(norm, threshold),
         measure=functools.partial(_raise_on_measure, rule),
         params=params,
@@ -81,7 +83,7 @@ def loss_threshold(
         updates=updates,
     )
     thresholds, memory = learned_thresholds(
-        "max_loss", rule, _ONE_LOSS, Batched.unstacked([loss]), memory, context,
+        "max_loss", rule, _ONE_LOSS, Batched.unstacked([loss]), memory, seen,
         zeros_teach=True,
     )  # fmt: skip
     # A single loss is never stacked, so its threshold comes in a list.
