@@ -10,6 +10,7 @@ from ._bounds import Bounds, bounds
 from ._current import current
 from ._element_rules import ema_of_max, moment, second_moment
 from ._ema import ema
+from ._fixed import Constant
 from ._mean_over_rms import mean_over_rms
 from ._mean_plus_std import mean_plus_std
 from ._memory import (

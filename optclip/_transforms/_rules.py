@@ -28,6 +28,7 @@ from .._clip import (
 from .._scopes import EachElement, EachLeaf, Groups, Tree
 from .._thresholds import (
     Bounds,
+    Constant,
     Named,
     Rule,
     Seen,
@@ -116,7 +117,9 @@ class Rules:
         new_memories = []
         rules = zip(self.by_argument.items(), memories, strict=True)
         for (name, rule), memory in rules:
-            if is_fixed(rule):
+            if isinstance(rule, Constant):
+                values[name] = layout.fill(name, rule.value)
+            elif is_fixed(rule):
                 values[name] = layout.fill(name, at_step(name, rule, step))
             else:
                 keep = functools.partial(_clipped_norms, clip, name)
