@@ -20,7 +20,7 @@ from .._arrays._leaf import Leaf
 from .._arrays._numerics import as_array, select
 from .._arrays._types import LeafLike, Number
 from .._norms import Measurement
-from .._responses import BaseResponse
+from .._responses import BaseResponse, UserResponse
 from .._scopes import Scope
 from ._clip import PARTS_OF, Action, Clip, Decision
 from ._layout import Layout
@@ -112,11 +112,7 @@ def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafLike:
 
 def coefficients_of(clip: Clip, norms: Batched, thresholds: Batched) -> Batched:
     """Return the coefficient of each norm."""
-    if clip.response.takes_vectors:
-        return norms.map(lambda *pair: respond(clip, *pair), thresholds)
-    # A user's response may expect scalars, so it gets one norm at a time.
-    pairs = zip(norms.entries(), thresholds.entries(), strict=True)
-    return norms.with_entries([respond(clip, *pair) for pair in pairs])
+    return norms.map(lambda *pair: respond(clip, *pair), thresholds)
 
 
 def one_where_unscaled(layout: Layout, coefficients: Batched) -> Batched:
@@ -163,7 +159,8 @@ def _coefficient(
 ) -> jax.Array:
     """Return the coefficient; NaN at a non-finite norm unless the threshold is inf."""
     is_eager = not any(isinstance(x, Tracer) for x in (norm, threshold))
-    if is_eager and response.takes_vectors:
+    inner = getattr(response, "response", response)  # Of a detached response.
+    if is_eager and not isinstance(inner, UserResponse):
         # An eager call then takes one dispatch, not twenty. Numbers are operands, so
         # that other numbers use the same program.
         static, numbers = _without_numbers(response)

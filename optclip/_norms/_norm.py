@@ -175,13 +175,11 @@ class Measurement(abc.ABC):
         blocks: Sequence[Block],
         memory: Sequence[jax.Array] = (),
         *,
-        guarded: bool = True,
         flushed: bool = True,
     ) -> Measured:
         """Return the norm of each block.
 
-        Unless `guarded`, a norm reads inf if the sum of its squares overflows. Unless
-        `flushed`, a norm below 2**-60 is returned unchanged, for use in another norm.
+        Unless `flushed`, a norm below 2**-60 is returned unchanged, for use in another norm.
         """
 
     def init(self, blocks: Sequence[Block]) -> Sequence[jax.Array]:
@@ -251,14 +249,13 @@ class Norm(Measurement):
         blocks: Sequence[Block],
         memory: Sequence[jax.Array] = (),
         *,
-        guarded: bool = True,
         flushed: bool = True,
     ) -> Measured:
         """Return the norm of each block."""
         del memory
         if are_apart(blocks):
             parts = [
-                self.measure([block], guarded=guarded, flushed=flushed).norms
+                self.measure([block], flushed=flushed).norms
                 for block in blocks
             ]
             norms = [norm for part in parts for norm in part.entries()]
@@ -285,7 +282,6 @@ class Norm(Measurement):
             dtype=accumulator(arrays),
             members=tuple(members),
             declared=tuple(map(declared_of, blocks)),
-            guarded=guarded,
         )
         norms = _sums.norms_of(arrays, plan)
         if self.per_count:

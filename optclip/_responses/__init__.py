@@ -7,6 +7,7 @@ from ._response_argument import (
     BY_NAME,
     Detached,
     ResponseLike,
+    UserResponse,
     as_response,
     is_same_always,
 )

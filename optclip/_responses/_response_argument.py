@@ -38,13 +38,10 @@ class Detached(BaseResponse):
       response: A response: a name, object or function.
     """
 
-    takes_vectors = True  # Of an instance, the same as of its response.
-
     response: Any  # A `response=` argument; a `Response` after initialization.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "response", as_response(self.response))
-        object.__setattr__(self, "takes_vectors", self.response.takes_vectors)
         object.__setattr__(self, "compares_norms", self.response.compares_norms)
 
     def at(self, step: jax.Array | np.ndarray) -> Detached:
@@ -57,7 +54,7 @@ class Detached(BaseResponse):
 
 
 @dataclasses.dataclass(frozen=True)
-class _UserResponse(BaseResponse):
+class UserResponse(BaseResponse):
     """Check the results of a user's function `(norm, threshold) -> coefficient`."""
 
     function: Callable[[jax.Array, jax.Array], Any]
@@ -67,7 +64,7 @@ class _UserResponse(BaseResponse):
 
 
 @dataclasses.dataclass(frozen=True)
-class _UserElementResponse(_UserResponse):
+class _UserElementResponse(UserResponse):
     """Check the results of a user's response that also has a method for elements."""
 
     of_element: Callable[[jax.Array, jax.Array, jax.Array], Any]
@@ -152,7 +149,7 @@ def as_response(
     element = getattr(response, "element", None)
     if element is not None:
         return _UserElementResponse(function, element)
-    return _UserResponse(function)
+    return UserResponse(function)
 
 
 def _must_be_response(

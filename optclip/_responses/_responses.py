@@ -33,16 +33,10 @@ class BaseResponse(abc.ABC):
     """Describe a response to the code that runs it; users' responses are converted.
 
     Attributes:
-      takes_vectors: Whether it accepts vectors of norms. Others receive scalars. Each
-        class states it, since a user's subclass may accept scalars only.
       compares_norms: Whether it also reads the other norms of the same leaf.
     """
 
-    takes_vectors: ClassVar[bool] = False
     compares_norms: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        cls.takes_vectors = vars(cls).get("takes_vectors", False)
 
     @abc.abstractmethod
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> Number:
@@ -64,8 +58,6 @@ class Hard(BaseResponse):
       >>> print(responses.Hard().coefficient(jnp.float32(4.0), jnp.float32(1.0)))
       0.25
     """
-
-    takes_vectors = True
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         # A NaN threshold makes this False and the quotient NaN, so that it is visible.
@@ -99,8 +91,6 @@ class Smooth(BaseResponse):
       sharpness: The exponent s, a finite number above 0. Default: 2.
     """
 
-    takes_vectors = True
-
     sharpness: float = 2.0
 
     def __post_init__(self) -> None:
@@ -132,8 +122,6 @@ class Normalize(BaseResponse):
       2.0
     """
 
-    takes_vectors = True
-
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         untouched = (norm == 0) | jnp.isinf(threshold)
         one = jnp.ones_like(norm)
@@ -160,8 +148,6 @@ class Drop(BaseResponse):
       {'b': Array([0.5], dtype=float32), 'w': Array([0., 0.], dtype=float32)}
     """
 
-    takes_vectors = True
-
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         past = jnp.where(jnp.isnan(threshold), threshold, jnp.zeros_like(norm))
         return jnp.where(norm <= threshold, jnp.ones_like(norm), past)
@@ -185,8 +171,6 @@ class Tanh(BaseResponse):
       >>> print(*(f"{x:.3f}" for x in tx.update(updates, tx.init(updates))[0]))
       -0.995 0.100 0.762
     """
-
-    takes_vectors = True
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         one = jnp.ones_like(norm)
@@ -222,7 +206,6 @@ class Proportional(BaseResponse):
       Adam", 2025, arXiv:2502.17055v2.
     """
 
-    takes_vectors = True
     compares_norms = True
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -258,8 +241,6 @@ class Band(BaseResponse):
       max_shrink: Smallest coefficient, from 0 to 1.
       max_growth: Largest coefficient for norms below the band; 1 forbids growth.
     """
-
-    takes_vectors = True
 
     low: Any  # A number, or a schedule until `at` is called.
     min_norm: Number = 0.0

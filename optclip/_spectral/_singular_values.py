@@ -59,11 +59,10 @@ class SingularValueNorms(Measurement):
         blocks: Sequence[Block],
         memory: Sequence[jax.Array] = (),
         *,
-        guarded: bool = True,
         flushed: bool = True,
     ) -> Measured:
         """Return the singular values in ascending order, and the decompositions."""
-        del memory, guarded, flushed
+        del memory, flushed
         work: list[Factored | None] = [None] * len(blocks)
 
         def of_matrix(i: int) -> jax.Array:

@@ -166,12 +166,9 @@ def _measured(
     part: NormsOfRule,
     step: Seen,
     tree: PyTree,
-    /,
-    *,
-    guarded: bool = True,
 ) -> PyTree:
     """Return the norms of a tree that belong to the rule at position `place`."""
-    treedef, norms = step.measure(tree, guarded=guarded)
+    treedef, norms = step.measure(tree)
     # The norms are first arranged as a tree, since parameters may have leaves that the
     # updates lack.
     measured = norms_of_rules(name, rules, treedef, norms.shapes, is_like_params=True)

@@ -57,9 +57,7 @@ class Of:
             norm=packed(norm),
             finite=packed(jax.tree.map(_all, seen.finite)),
             keep=lambda t: packed(self._of_leaves(seen.keep(unpacked(t)))),
-            measure=lambda tree, /, *, guarded=True: packed(
-                self._of_leaves(seen.measure(tree, guarded=guarded))
-            ),
+            measure=lambda tree: packed(self._of_leaves(seen.measure(tree))),
         )
         old = packed(memory)
         threshold, new = checked_update("threshold", self.rule, inner, old)

@@ -39,10 +39,7 @@ class RelativeToParams:
             ratio, least = (as_like(x, norm) for x in (self.ratio, self.min_norm))
             return ratio * jnp.maximum(norm, least)
 
-        # The norm is not guarded against overflow, which would cost a second pass:
-        # squares of parameters do not overflow in a run that trains.
-        measured = seen.measure(seen.params, guarded=False)
-        return _batching.each(fraction, measured), memory
+        return _batching.each(fraction, seen.measure(seen.params)), memory
 
 
 def relative_to_params(

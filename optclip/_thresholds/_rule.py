@@ -16,12 +16,6 @@ import jax
 from .._arrays._types import NumberOrSchedule, PyTree
 
 
-class Measure(Protocol):
-    """Compute the norms of a tree like the updates, over the same scope."""
-
-    def __call__(self, tree: PyTree, /, *, guarded: bool = True) -> PyTree: ...
-
-
 class Seen(NamedTuple):
     """Describe a step to a rule; unused entries cost nothing under jit.
 
@@ -32,8 +26,6 @@ class Seen(NamedTuple):
       finite: Tree of bools like `norm`: whether each norm was finite.
       keep: Function from a threshold to the norms after clipping.
       measure: Function from a tree like the updates to its norms over the same scope.
-        With `guarded=False` it is faster, but returns inf where a sum of squares
-        overflows.
       params: Parameters passed to `update`, or None.
       step: Number of earlier updates, non-finite ones included; int32.
       extra: Extra keyword arguments of `update`, such as `value`.
@@ -43,7 +35,7 @@ class Seen(NamedTuple):
     norm: PyTree
     finite: PyTree
     keep: Callable[..., PyTree]
-    measure: Measure
+    measure: Callable[..., Any]
     params: PyTree
     step: jax.Array
     extra: dict[str, Any]

@@ -187,8 +187,6 @@ def _norms_of(
     updates: PyTree,
     params: PyTree,
     tree: PyTree,
-    *,
-    guarded: bool = True,
 ) -> tuple[TreeDef, Batched]:
     """Return the norms of a tree like the updates, whose layout is `like`."""
     if tree is params:
@@ -204,7 +202,7 @@ def _norms_of(
     has_more = not _names(layout) <= _names(like)
     if tree is params and (has_more or layout.treedef != like.treedef):
         _check_structure(updates, params)
-    norms = clip.norm.measure(layout.blocks, guarded=guarded).norms
+    norms = clip.norm.measure(layout.blocks).norms
     is_like_params = isinstance(clip.scope, EachElement)
     return layout.treedef, norms if is_like_params else norms.together()
 

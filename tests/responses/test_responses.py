@@ -44,13 +44,6 @@ FORMULAS = [
 ]
 
 
-def test_shipped_responses_receive_all_norms_as_one_vector():
-    """Thousands of norms would otherwise be computed one by one."""
-    shipped = [response for response, _ in FORMULAS]
-    shipped += [responses.Proportional(), responses.detached("hard")]
-    assert all(response.takes_vectors for response in shipped)
-
-
 @pytest.mark.parametrize(
     "make",
     [
