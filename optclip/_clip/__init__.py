@@ -1,7 +1,7 @@
 """The one clipping operation: measure, decide, apply, without state or optax.
 
-`_clip` holds the operation as plain data and the calls `decide` and `apply`. `_layout`
-holds the leaves and blocks of a tree. An action changes leaves: `_scale` multiplies
+`_clip` holds the operation as plain data, the leaves and blocks of a tree, and the calls
+`decide` and `apply`. An action changes leaves: `_scale` multiplies
 them by coefficients, `_move` moves elements to bounds, `_spectral` caps singular
 values.
 
@@ -16,13 +16,14 @@ from ._clip import (
     ByArgument,
     Clip,
     Decision,
+    Layout,
     apply,
     check_axes_known,
     clip_of,
     decide,
+    lay_out,
     layout_of,
 )
-from ._layout import Layout, lay_out
 from ._move import MOVE
 from ._scale import (
     SCALE,

@@ -22,8 +22,7 @@ from .._arrays._types import LeafLike, Number
 from .._norms import Measurement
 from .._responses import BaseResponse, UserResponse
 from .._scopes import Scope
-from ._clip import PARTS_OF, Action, Clip, Decision
-from ._layout import Layout
+from ._clip import PARTS_OF, Action, Clip, Decision, Layout
 
 # The primals and tangents of functions of two and of three arrays.
 _Pair = tuple[jax.Array, jax.Array]

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from .._arrays import _axis_names, _leaves, _validate
 from .._arrays._types import AxisName, LeafLike
-from ._norm import Block
-from ._norm_argument import NormLike, as_norm
+from ._norm import Block, NormLike, as_norm
 
 
 def measure(

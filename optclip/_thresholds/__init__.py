@@ -1,7 +1,7 @@
 """Thresholds: fixed ones, rules that learn, and the memory that rules learn in.
 
 `_rule` defines the protocol, and `_threshold_argument` converts an argument to rules.
-`_memory` runs a rule over the norms of a tree: `_norms_of_rule` arranges its input,
+`_memory` runs a rule over the norms of a tree, as a tree or as one vector;
 `_rule_results` checks its results, and `_learning` selects the norms that change its
 memory. `_window` and `_running` hold the statistics that rules share.
 """

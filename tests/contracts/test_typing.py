@@ -9,7 +9,7 @@ import optclip
 
 # No union of words is public, but users may pass each word.
 from optclip._clip import _clip
-from optclip._norms import _norm_argument
+from optclip._norms import _norm
 from optclip._responses import _response_argument
 
 # Recipes measure and clip the same leaves.
@@ -39,7 +39,7 @@ def test_options_equal_keywords_of_the_function(options, function, fixed):
 @pytest.mark.parametrize(
     ("words", "accepted"),
     [
-        (_norm_argument.NormName, _norm_argument.BY_NAME),
+        (_norm.NormName, _norm.BY_NAME),
         (_response_argument.ResponseName, _response_argument.BY_NAME),
         (optclip.typing.Nonfinite, _clip.POLICIES),
     ],
