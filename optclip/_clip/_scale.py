@@ -57,12 +57,11 @@ class Scale(Action):
         coefficients = coefficients_of(clip, norms, decision.thresholds)
         coefficients = _stored(coefficients, len(layout.scaled))
         of_block = coefficients.entries()
-        scaled = {
-            i: scaled_leaf(
-                clip, leaf, layout.blocks[block].along(leaf, of_block[block])
-            )
-            for i, leaf, block in layout.scaled
-        }
+        scaled = {}
+        for i, leaf, owner in layout.scaled:
+            block, k = layout.blocks[owner], of_block[owner]
+            k = k if block.stacked is None else block.along(leaf, k)
+            scaled[i] = scaled_leaf(clip, leaf, k)
         return scaled, one_where_unscaled(layout, coefficients)
 
 

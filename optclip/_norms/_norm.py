@@ -68,13 +68,12 @@ class Block:
         return tuple(a for a in range(leaf.ndim) if a != layers)
 
     def along(self, leaf: Leaf, values: jax.Array) -> jax.Array:
-        """Return one value per norm in a shape that broadcasts to a leaf."""
-        if self.stacked is None:
-            return values
+        """Return one value per layer in a shape that broadcasts to a leaf."""
         # A leaf that is scaled but not measured was not checked before.
         _check_layers(self, leaf)
         array = jnp.asarray(leaf.array)
-        return _placement.along(values, array, self.stacked % leaf.ndim)
+        layers = (self.stacked or 0) % leaf.ndim
+        return _placement.along(values, array, layers)
 
 
 def _check_layers(block: Block, *more: Leaf) -> None:

@@ -171,8 +171,7 @@ class Engine:
         names = [self.name] if self.record else []
         _record.check_state(state, names, self.num_memories)
         # Neither a memory nor a common decision may differ between devices.
-        is_common = in_common or self.rules.couple_norms
-        if is_common or jax.tree.leaves(state.clip_memory):
+        if in_common or jax.tree.leaves(state.clip_memory):
             check_axes_known(layout)
         count = as_count(state.clip_step)
         clip = self.clip.at(count)

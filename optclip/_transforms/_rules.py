@@ -22,6 +22,7 @@ from .._clip import (
     ByArgument,
     Clip,
     Layout,
+    check_axes_known,
     coefficients_of,
     layout_of,
 )
@@ -55,11 +56,6 @@ class Rules:
     def are_stateless(self) -> bool:
         """Whether no threshold depends on the step count or on a memory."""
         return all(getattr(rule, "is_stateless", False) for rule in self._rules)
-
-    @property
-    def couple_norms(self) -> bool:
-        """Whether a threshold without memory depends on other norms of its leaf."""
-        return any(getattr(rule, "couples_norms", False) for rule in self._rules)
 
     @functools.cached_property
     def _rules(self) -> list[Rule]:
@@ -122,6 +118,9 @@ class Rules:
             elif is_fixed(rule):
                 values[name] = layout.fill(name, at_step(name, rule, step))
             else:
+                leaves = jax.tree.leaves(rule, is_leaf=is_rule)
+                if any(getattr(each, "couples_norms", False) for each in leaves):
+                    check_axes_known(layout)
                 keep = functools.partial(_clipped_norms, clip, name)
                 measure = functools.partial(_norms_of, clip, layout, updates, params)
                 seen = Seen(None, None, keep, measure, params, step, extra, updates)
