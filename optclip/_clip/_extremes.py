@@ -44,21 +44,6 @@ def of_rows(columns: Columns, x: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(y[None] for y in found)
 
 
-@jax.custom_jvp
-def looked_up(rows: jax.Array, largest: jax.Array) -> jax.Array:
-    """Return the largest of each row, with its derivative."""
-    del rows
-    return largest
-
-
-@looked_up.defjvp
-def _looked_up_jvp(
-    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    at = jnp.argmax(primals[0], -1, keepdims=True)
-    return looked_up(*primals), jnp.take_along_axis(tangents[0], at, -1)[:, 0]
-
-
 def _in_blocks(columns: Columns, x: jax.Array) -> tuple[jax.Array, ...]:
     # XLA would widen all of a narrow array before a loop, so its rows are as long as
     # they can be, an eighth of the array.

@@ -169,9 +169,7 @@ def _compiled(
 
     bounds = (jnp.stack(lower), jnp.stack(upper))
     x = jnp.stack([each.ravel() for each in arrays])
-    *largest, count = _extremes.of_rows(columns, x)
-    signed = _signed(is_symmetric, _leaves.widen(x))
-    peaks = [_extremes.looked_up(*pair) for pair in zip(signed, largest, strict=True)]
+    *peaks, count = _extremes.of_rows(columns, x)
     elements = peaks[0] if is_symmetric else jnp.concatenate([peaks[0], -peaks[1]])
     lowest, highest = (jnp.tile(bound, len(peaks)) for bound in bounds)
     _, shrunk = bounded(

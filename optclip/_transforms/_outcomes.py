@@ -36,6 +36,8 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
 
     Counts and flags cover all norms.
     """
+    # A reduction of several arrays at once has no derivative, and the record needs none.
+    outcomes = lax.stop_gradient(outcomes)
     dtype = max((outcome.norm.dtype for outcome in outcomes), key=lambda d: d.itemsize)
     here = [_as_vectors(outcome) for outcome in outcomes if _is_here(outcome)]
     split = [_across_devices(outcome) for outcome in outcomes if not _is_here(outcome)]
@@ -153,7 +155,7 @@ def _most_exceeded(
     def chosen(x: jax.Array) -> jax.Array:
         return jnp.where(is_chosen, x, jnp.full_like(x, -jnp.inf))
 
-    rank = lax.stop_gradient(_ratio(norm, threshold))
+    rank = _ratio(norm, threshold)
     peak = _collectives.reduced_over(lax.pmax, jnp.max(rank), axes)
     is_chosen = rank >= peak * (1 - _NEAR)
     norm = chosen(norm)
@@ -195,8 +197,6 @@ def _are_alone(values: Values) -> bool:
     return len(kinds) == 1 and is_counted and not _xla.may_be_split(values[0])
 
 
-# The joint reduction is differentiated as a lookup of the chosen norms, and as sums.
-@jax.custom_jvp
 def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
     """Return the values of the largest rank, the first of them, and the sums of flags.
 
@@ -205,22 +205,6 @@ def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
     # Any rank is larger than that of no norm.
     start = tuple(np.array([-1] + [0] * 5, values[0].dtype))
     return lax.reduce(values, start, _merged, [values[0].ndim - 1])
-
-
-@_along_last.defjvp
-def _along_last_jvp(
-    primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    rank, norm, *_ = primals
-    is_first = rank == jnp.max(rank, -1, keepdims=True)
-    # As in `_merged`, the largest norm of equal ranks is chosen.
-    at = jnp.argmax(jnp.where(is_first, norm, -jnp.inf), -1, keepdims=True)
-
-    def plain(*values: jax.Array) -> tuple[jax.Array, ...]:
-        chosen = (jnp.take_along_axis(x, at, -1)[..., 0] for x in values[:4])
-        return *chosen, *(jnp.sum(x, -1) for x in values[4:])
-
-    return _along_last(*primals), jax.jvp(plain, primals, tangents)[1]
 
 
 def _merged(
