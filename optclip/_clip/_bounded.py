@@ -6,7 +6,7 @@ keep their direction. Strict clipping rounds toward zero.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +28,15 @@ class ElementResponse(Protocol):
 
 
 class Limits(NamedTuple):
-    """Hold two thresholds for the elements of a leaf, which broadcast to its shape."""
+    """Hold two thresholds for the elements of a leaf, which broadcast to its shape.
 
-    lower: Number
-    upper: Number
+    `is_symmetric` is whether they are known to differ by their signs alone, so that
+    only moduli matter.
+    """
+
+    lower: Any
+    upper: Any
+    is_symmetric: bool
 
 
 def bounded(

@@ -45,7 +45,7 @@ class Move(Action):
     """
 
     def fit(self, clip: Clip, values: ByArgument, norms: Batched) -> Batched:
-        """Return one threshold per leaf, at least 0, or its two bounds as `Limits`.
+        """Return the limits of each leaf, of which a single threshold is at least 0.
 
         Raises:
           ValueError: A threshold does not broadcast to the shape of its leaf.
@@ -56,10 +56,11 @@ class Move(Action):
         }
         if len(by_name) == 2:
             pairs = zip(by_name["lower"], by_name["upper"], strict=True)
-            return Batched.unstacked([Limits(*pair) for pair in pairs])
+            return Batched.unstacked([_two_sided(*pair) for pair in pairs])
         ((name, of_leaves),) = by_name.items()
         pairs = zip(of_leaves, norms.entries(), strict=True)
-        return Batched.unstacked([_fitted(clip, name, *pair) for pair in pairs])
+        limits = [_fitted(clip, name, *pair) for pair in pairs]
+        return Batched.unstacked([Limits(-x, x, is_symmetric=True) for x in limits])
 
     def apply(self, decision: Decision) -> tuple[dict[int, object], Batched]:
         """Return the clipped leaves by index, and how much each element shrank."""
@@ -132,19 +133,18 @@ def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
 
 
 def _moved_leaf(
-    clip: Clip, leaf: Leaf, limit: jax.Array | Limits, count: jax.Array | None
+    clip: Clip, leaf: Leaf, limits: Limits, count: jax.Array | None
 ) -> tuple[object, jax.Array]:
     """Return a leaf with its elements moved, and how much each shrank.
 
     Args:
       clip: The clipping operation.
       leaf: The leaf.
-      limit: Its threshold, or its two bounds.
+      limits: Its bounds.
       count: What is computed from the leaf before its elements move; None for nothing.
     """
     x = jnp.asarray(leaf.array)
-    lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
-    lower, upper = (_placement.beside(bound, x) for bound in (lower, upper))
+    lower, upper = (_placement.beside(bound, x) for bound in limits[:2])
     name = _leaves.named(leaf.path)
     for which, bound in (("lower", lower), ("upper", upper)):
         _axis_names.check_replicated(which, bound, x)
@@ -186,14 +186,17 @@ def _check_sparse(name: str, which: str, bound: Number) -> None:
         raise ValueError(_validate.must_be(which, wanted, bound, advice))
 
 
-def _on_its_side(leaf: Leaf, limit: jax.Array | Limits) -> jax.Array:
-    """Return the threshold, or the modulus of the bound that an element may exceed."""
-    if not isinstance(limit, Limits):
-        return limit
-    lower, upper = (jnp.abs(jnp.asarray(x, jnp.float32)) for x in limit)
+def _two_sided(lower: Number, upper: Number) -> Limits:
     known = _validate.concrete(lower), _validate.concrete(upper)
-    if lower.ndim == upper.ndim == 0 and known[0] is not None and known[0] == known[1]:
-        return upper
+    are_numbers = jnp.ndim(lower) == jnp.ndim(upper) == 0 and None not in known
+    return Limits(lower, upper, bool(are_numbers and known[0] == -known[1]))
+
+
+def _on_its_side(leaf: Leaf, limits: Limits) -> jax.Array:
+    """Return the modulus of the bound that each element may exceed."""
+    if limits.is_symmetric:
+        return jnp.asarray(limits.upper)
+    lower, upper = (jnp.abs(jnp.asarray(x, jnp.float32)) for x in limits[:2])
     return jnp.where(jnp.asarray(leaf.array) < 0, lower, upper)
 
 

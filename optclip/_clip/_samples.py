@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from .._arrays import _axis_names, _leaves, _placement, _validate, _xla
+from .._arrays import _axis_names, _leaves, _placement, _xla
 from .._arrays._leaf import Leaf
 from .._norms import LEAST, flush_small
 from . import _extremes
@@ -25,22 +25,6 @@ from ._clip import as_limit
 
 # Smaller leaves of one type are reduced together, up to this many.
 _SMALL, _TOGETHER = 4096, 32
-
-
-class Sample(NamedTuple):
-    """Hold a few elements of some leaves, and a count over all.
-
-    Attributes:
-      norm: The moduli of the elements, a vector.
-      threshold: Their bounds, or the one bound of all.
-      coefficient: How much each shrank.
-      clipped: Numbers whose sum is the number of clipped elements.
-    """
-
-    norm: jax.Array
-    threshold: jax.Array
-    coefficient: jax.Array
-    clipped: jax.Array
 
 
 class How(NamedTuple):
@@ -53,15 +37,14 @@ class How(NamedTuple):
     dtype: jnp.dtype
 
 
-def is_sampled(response: object, leaf: Leaf, limit: Any) -> bool:
+def is_sampled(response: object, leaf: Leaf, limit: Limits) -> bool:
     """Return whether the largest elements of a leaf have its largest ratios."""
     x = leaf.array
     is_plain = _leaves.is_floating(x) and not jnp.iscomplexobj(x)
     # Clipped elements are counted in int32.
     if not is_plain or not 1 < _leaves.size_of(jnp.asarray(x)) < 2**31:
         return False
-    bounds = limit if isinstance(limit, Limits) else (limit,)
-    are_numbers = all(jnp.ndim(bound) == 0 for bound in bounds)
+    are_numbers = jnp.ndim(limit.lower) == jnp.ndim(limit.upper) == 0
     return are_numbers and not _xla.may_be_split(x) and _is_hashable(response)
 
 
@@ -75,7 +58,7 @@ def _is_hashable(value: object) -> bool:
 
 
 def grouped(
-    leaves: dict[int, Leaf], limits: Sequence[object], *, itemized: bool
+    leaves: dict[int, Leaf], limits: Sequence[Limits], *, itemized: bool
 ) -> list[tuple[int, ...]]:
     """Return the blocks of each group of small leaves of one type on one device.
 
@@ -89,7 +72,7 @@ def grouped(
     groups: dict[Hashable, list[int]] = {}
     for block, leaf in leaves.items():
         x = jnp.asarray(leaf.array)
-        kind = jax.typeof(x), leaf.like.dtype, is_symmetric(limits[block])
+        kind = jax.typeof(x), leaf.like.dtype, limits[block].is_symmetric
         axes = _axis_names.split_axes(x, leaf.axis_name)
         is_alone = itemized or axes or x.size >= _SMALL
         groups.setdefault(block if is_alone else kind, []).append(block)
@@ -120,13 +103,19 @@ def after(count: jax.Array, *bounds: Any) -> Sequence[Any]:
     )
 
 
-def sample(how: How, leaves: Sequence[Leaf], limits: Sequence[object]) -> Sample:
+def sample(
+    how: How, leaves: Sequence[Leaf], limits: Sequence[Limits]
+) -> tuple[jax.Array, ...]:
     """Return the largest elements of leaves of one type, whose limits are of one kind.
 
     Args:
       how: The static part.
       leaves: One leaf, or several small ones.
-      limits: The threshold of each leaf, or its `Limits`.
+      limits: The limits of each leaf.
+
+    Returns:
+      The moduli of the elements, a vector; their bounds, or the one bound of all; how
+      much each shrank; and numbers whose sum is the number of clipped elements.
     """
     arrays = [jnp.asarray(leaf.array) for leaf in leaves]
     wide = _leaves.real_dtype(arrays[0].dtype)
@@ -135,21 +124,9 @@ def sample(how: How, leaves: Sequence[Leaf], limits: Sequence[object]) -> Sample
             as_limit(_placement.beside(bound, x), wide, towards_zero=how.strict)
             for bound, x in zip(side, arrays, strict=True)
         ]
-        for side in zip(*map(_both, limits), strict=True)
+        for side in ([x.lower for x in limits], [x.upper for x in limits])
     ]
-    return _compiled(how, is_symmetric(limits[0]), arrays, *bounds)
-
-
-def _both(limit: Any) -> Limits:
-    return limit if isinstance(limit, Limits) else Limits(-limit, limit)
-
-
-def is_symmetric(limit: object) -> bool:
-    """Return whether a limit is the same on both sides, so that only moduli matter."""
-    if not isinstance(limit, Limits):
-        return True
-    lower, upper = map(_validate.concrete, limit)
-    return lower is not None and upper is not None and bool(lower == -upper)
+    return _compiled(how, limits[0].is_symmetric, arrays, *bounds)
 
 
 # Compiled, so that leaves of one type are traced once, and an eager call is one.
@@ -160,7 +137,7 @@ def _compiled(
     arrays: list[jax.Array],
     lower: list[jax.Array],
     upper: list[jax.Array],
-) -> Sample:
+) -> tuple[jax.Array, ...]:
     def columns(x: jax.Array) -> tuple[jax.Array, ...]:
         wide = _leaves.widen(x)
         rows = (bound[0] if x.ndim == 1 else bound[:, None] for bound in bounds)
@@ -184,8 +161,7 @@ def _compiled(
     if not is_symmetric:
         threshold = jnp.where(elements < 0, jnp.abs(lowest), jnp.abs(highest))
     counts = jnp.pad(count, (0, norm.size - count.size))
-    sample = Sample(norm, threshold, shrunk, counts)
-    return jax.tree.map(lambda y: y.astype(how.dtype), sample)
+    return tuple(y.astype(how.dtype) for y in (norm, threshold, shrunk, counts))
 
 
 def _signed(is_symmetric: bool, wide: jax.Array) -> tuple[jax.Array, ...]:
