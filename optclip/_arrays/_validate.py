@@ -142,8 +142,8 @@ def number(
     negative: bool = False,
     advice: str = "0 clips to zero, inf clips nothing.",
     rule_advice: str = "",
-) -> None:
-    """Raise unless `value` is real, not NaN and, unless `negative`, at least 0.
+) -> Any:
+    """Return `value`; raise if it is NaN or, unless `negative`, below 0.
 
     `rule_advice` is the fix for a rule or schedule.
     """
@@ -159,10 +159,11 @@ def number(
     if known is not None and not np.all(known.astype(np.float64) >= least):
         wanted = "a number other than NaN" if negative else "at least 0"
         raise ValueError(must_be(name, wanted, value, "" if negative else advice))
+    return value
 
 
-def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -> None:
-    """Raise unless `value` is one finite number of at least 0, or `above` 0."""
+def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -> Any:
+    """Return `value`; raise unless it is finite, and at least or `above` 0."""
     wanted = f"a finite number {'above 0' if above else 'of at least 0'}"
     wanted = wanted if most == np.inf else f"a number from 0 to {most}"
     if not is_number(value) or np.shape(value):
@@ -177,10 +178,11 @@ def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -
         raise TypeError(must_be(name, wanted, value, advice))
     known = concrete(value)
     if known is None:
-        return
+        return value
     out_of_range = is_beyond_floats(value) or not np.isfinite(known)
     if out_of_range or known < 0 or known > most or (above and known == 0):
         raise ValueError(must_be(name, wanted, value))
+    return value
 
 
 def passed_norm(name: str, value: Any, wanted: str, advice: str = "") -> None:
@@ -192,9 +194,9 @@ def passed_norm(name: str, value: Any, wanted: str, advice: str = "") -> None:
         raise ValueError(must_be(name, wanted, value, advice))
 
 
-def fraction(name: str, value: Any) -> None:
-    """Raise unless `value` is one real number from 0 to 1."""
-    plain(name, value, most=1)
+def fraction(name: str, value: Any) -> Any:
+    """Return `value`; raise unless it is one real number from 0 to 1."""
+    return plain(name, value, most=1)
 
 
 def length(name: str, value: Any, *, least: int = 1) -> int:
@@ -252,11 +254,13 @@ def broadcasts(
         )
 
 
-def choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
+def choice(name: str, value: Any, accepted: tuple[str, ...]) -> str:
+    """Return `value`; raise unless it is accepted."""
     wanted = f"one of {', '.join(map(repr, accepted))}"
     kind(name, value, str, wanted)
     if value not in accepted:
         raise ValueError(must_be(name, wanted, value))
+    return value
 
 
 def options(given: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -268,8 +272,10 @@ def options(given: Mapping[str, Any], known: Iterable[str]) -> None:
             raise TypeError(f"Unknown option {wrong}. The options are {known}.")
 
 
-def flag(name: str, value: Any) -> None:
+def flag(name: str, value: Any) -> Any:
+    """Return `value`; raise unless it is a bool."""
     kind(name, value, (bool, np.bool_), "True or False")
+    return value
 
 
 def is_two_sided(limit: Any, lower: Any, upper: Any) -> bool:

@@ -32,13 +32,6 @@ class SecondMoment:
     decay: Number
     warmup: int
 
-    def __post_init__(self) -> None:
-        _validate.plain("theta", self.theta)
-        _validate.fraction("decay", self.decay)
-        object.__setattr__(
-            self, "warmup", _validate.length("warmup", self.warmup, least=0)
-        )
-
     def init(self, norm: PyTree) -> Running:
         return Running(jax.tree.map(jnp.zeros_like, norm), jnp.zeros((), jnp.int32))
 
@@ -68,9 +61,6 @@ class EmaOfMax:
     """See `ema_of_max`."""
 
     decay: Number
-
-    def __post_init__(self) -> None:
-        _validate.fraction("decay", self.decay)
 
     def init(self, norm: PyTree) -> Running:
         averages = jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm)
@@ -109,11 +99,6 @@ class Moment:
 
     power: Number
     decay: Number
-
-    def __post_init__(self) -> None:
-        _validate.plain("power", self.power, above=True)
-        _validate.fraction("decay", self.decay)
-        _validate.forgets("decay", self.decay)
 
     def init(self, norm: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, norm)
@@ -172,7 +157,10 @@ def second_moment(
     References:
       Huang et al., *SPAM*, 2025, arXiv:2501.06842.
     """
-    return SecondMoment(theta, decay, warmup)
+    return SecondMoment(
+        _validate.plain("theta", theta), _validate.fraction("decay", decay),
+        _validate.length("warmup", warmup, least=0),
+    )  # fmt: skip
 
 
 def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
@@ -209,7 +197,7 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
     References:
       Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055v2, AdaClip.
     """
-    return EmaOfMax(decay)
+    return EmaOfMax(_validate.fraction("decay", decay))
 
 
 def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
@@ -243,4 +231,7 @@ def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
     References:
       Zhang et al., 2020, arXiv:1912.03194, ACClip.
     """
+    _validate.plain("power", power, above=True)
+    _validate.fraction("decay", decay)
+    _validate.forgets("decay", decay)
     return Moment(power, decay)

@@ -47,18 +47,6 @@ class Ema:
     max_norm: Number
     start: str
 
-    def __post_init__(self) -> None:
-        if not callable(self.ratio):
-            _validate.plain("ratio", self.ratio)
-        _validate.fraction("decay", self.decay)
-        object.__setattr__(
-            self, "warmup", _validate.length("warmup", self.warmup, least=0)
-        )
-        _validate.number("max_norm", self.max_norm)
-        _validate.choice("start", self.start, _STARTS)
-        if self.start == "zero":
-            _validate.forgets("decay", self.decay)
-
     def init(self, norm: PyTree) -> Average:
         def unknown(x: jax.Array) -> jax.Array:
             return jnp.full_like(x, jnp.inf)
@@ -194,4 +182,12 @@ def ema(
     References:
       Wang, Li, et al., *AdaGC*, 2025, arXiv:2502.11034, algorithm 1.
     """
-    return Ema(ratio, decay, warmup, max_norm, start)
+    if not callable(ratio):
+        _validate.plain("ratio", ratio)
+    _validate.fraction("decay", decay)
+    if _validate.choice("start", start, _STARTS) == "zero":
+        _validate.forgets("decay", decay)
+    return Ema(
+        ratio, decay, _validate.length("warmup", warmup, least=0),
+        _validate.number("max_norm", max_norm), start,
+    )  # fmt: skip

@@ -31,9 +31,6 @@ class InitialNorm:
 
     ratio: Number
 
-    def __post_init__(self) -> None:
-        _validate.plain("ratio", self.ratio)
-
     def init(self, norm: PyTree) -> FirstNorm:
         return FirstNorm(jax.tree.map(lambda x: jnp.full_like(x, -1.0), norm))
 
@@ -84,4 +81,4 @@ def initial_norm(ratio: Number = 1.0) -> InitialNorm:
       Wen et al., *Fantastic Pretraining Optimizers and Where to Find Them 2.1:
       Hyperball Optimization*, 2025.
     """
-    return InitialNorm(ratio)
+    return InitialNorm(_validate.plain("ratio", ratio))

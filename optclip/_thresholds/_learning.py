@@ -23,6 +23,7 @@ from .._arrays import (
     _xla,
 )
 from .._arrays._types import PyTree
+from ._rule import learns_from_zeros
 
 # The largest number of flags to materialize. More occur only if the norms are single
 # elements or very many slices, and a copy of the flags would then be expensive.
@@ -35,7 +36,7 @@ def teaches(rule: object, norm: PyTree, finite: PyTree) -> PyTree:
     A zero gradient has no size to learn: it comes from an idle expert, a frozen layer
     or a masked loss.
     """
-    if getattr(rule, "learns_from_zeros", True):
+    if learns_from_zeros(rule):
         return finite
     return _batching.each(lambda n, is_finite: is_finite & (n != 0), norm, finite)
 

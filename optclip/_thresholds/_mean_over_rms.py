@@ -33,11 +33,6 @@ class MeanOverRms:
     b2: Number
     eps: Number
 
-    def __post_init__(self) -> None:
-        _validate.fraction("b1", self.b1)
-        _validate.fraction("b2", self.b2)
-        _validate.plain("eps", self.eps)
-
     def init(self, norm: PyTree) -> Averages:
         return Averages(*_running.zeros(norm), _running.counts(norm))
 
@@ -101,4 +96,7 @@ def mean_over_rms(
     References:
       Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055v2, AdaGN.
     """
-    return MeanOverRms(b1, b2, eps)
+    return MeanOverRms(
+        _validate.fraction("b1", b1), _validate.fraction("b2", b2),
+        _validate.plain("eps", eps),
+    )  # fmt: skip

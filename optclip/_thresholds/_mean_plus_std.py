@@ -25,33 +25,9 @@ class MeanPlusStd:
 
     k: Number
     window: int
-    warmup: int | None
+    needed: int  # The number of norms that the first finite threshold requires.
     ddof: int
     log: bool
-
-    def __post_init__(self) -> None:
-        _validate.plain("k", self.k)
-        object.__setattr__(self, "window", _validate.length("window", self.window))
-        if self.warmup is not None:
-            object.__setattr__(self, "warmup", _validate.length("warmup", self.warmup))
-        object.__setattr__(self, "ddof", _validate.length("ddof", self.ddof, least=0))
-        _validate.flag("log", self.log)
-        if self._needed > self.window:
-            wanted = (
-                f"at least {self._needed} with warmup={self.warmup} and"
-                f" ddof={self.ddof}"
-            )
-            advice = (
-                "With fewer norms nothing would ever be clipped. Pass a longer window,"
-                " or a smaller warmup or ddof."
-            )
-            raise ValueError(_validate.must_be("window", wanted, self.window, advice))
-
-    @property
-    def _needed(self) -> int:
-        """The number of norms that the first finite threshold requires."""
-        needed = max(2, self.window // 2) if self.warmup is None else self.warmup
-        return max(needed, self.ddof + 1)
 
     def init(self, norm: PyTree) -> Window:
         return _window.empty(norm, self.window)
@@ -70,7 +46,7 @@ class MeanPlusStd:
             threshold = mean + as_like(self.k, mean) * jnp.maximum(deviation, least)
             threshold = jnp.exp(threshold) if self.log else threshold
             return jnp.where(
-                count >= self._needed,
+                count >= self.needed,
                 threshold,
                 jnp.full_like(threshold, jnp.inf),
             )
@@ -149,4 +125,18 @@ def mean_plus_std(
       Levanter (marin-community/levanter), `clip_update_by_historical_norm`, whose
       smallest deviation is 1e-6.
     """
-    return MeanPlusStd(k, window, warmup, ddof, log)
+    window = _validate.length("window", window)
+    ddof = _validate.length("ddof", ddof, least=0)
+    needed = max(2, window // 2)
+    if warmup is not None:
+        needed = _validate.length("warmup", warmup)
+    needed = max(needed, ddof + 1)
+    if needed > window:
+        wanted = f"at least {needed} with warmup={warmup} and ddof={ddof}"
+        advice = (
+            "With fewer norms nothing would ever be clipped. Pass a longer window,"
+            " or a smaller warmup or ddof."
+        )
+        raise ValueError(_validate.must_be("window", wanted, window, advice))
+    _validate.plain("k", k)
+    return MeanPlusStd(k, window, needed, ddof, _validate.flag("log", log))

@@ -14,7 +14,7 @@ from jax import lax
 from .._arrays import _axis_names, _collectives, _packed_state, _validate
 from .._arrays._types import PyTree
 from . import _learning
-from ._rule import Rule, Seen, Threshold, takes_vector
+from ._rule import RuleOfRule, Seen, Threshold, takes_vector
 from ._rule_results import checked_update
 from ._threshold_argument import one_rule
 
@@ -23,23 +23,14 @@ _NAMES = ("max", "mean", "median")
 
 
 @dataclasses.dataclass(frozen=True)
-class Of:
+class Of(RuleOfRule):
     """See `of`."""
 
+    takes_vector: ClassVar[bool] = False
+    learns_from_zeros: ClassVar[bool] = True
     couples_norms: ClassVar[bool] = True
 
     reduce: Statistic
-    rule: Rule
-
-    def __post_init__(self) -> None:
-        if isinstance(self.reduce, str):
-            _validate.choice("reduce", self.reduce, _NAMES)
-        else:
-            _validate.fraction("reduce", self.reduce)
-
-    @property
-    def is_stateless(self) -> bool:
-        return getattr(self.rule, "is_stateless", False)
 
     def init(self, norm: PyTree) -> PyTree:
         return self.rule.init(jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm))
@@ -173,4 +164,8 @@ def of(reduce: Statistic, rule: Threshold) -> Of:
       - Norm that is NaN or inf: counts as 0, and its leaf does not teach.
       - One norm per leaf, or for the tree: the same as `rule`.
     """
-    return Of(reduce, one_rule("rule", rule))
+    if isinstance(reduce, str):
+        _validate.choice("reduce", reduce, _NAMES)
+    else:
+        _validate.fraction("reduce", reduce)
+    return Of(one_rule("rule", rule), reduce)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,27 +11,17 @@ import jax.numpy as jnp
 from .._arrays import _batching, _validate
 from .._arrays._types import PyTree
 from . import _learning
-from ._rule import Rule, Seen, Threshold, takes_vector
+from ._rule import RuleOfRule, Seen, Threshold
 from ._rule_results import checked_update
 from ._threshold_argument import one_rule
 
 
 @dataclasses.dataclass(frozen=True)
-class OfGradients:
+class OfGradients(RuleOfRule):
     """See `of_gradients`."""
 
-    rule: Rule
-
-    @property
-    def takes_vector(self) -> bool:
-        return takes_vector(self.rule)
-
-    @property
-    def couples_norms(self) -> bool:
-        return getattr(self.rule, "couples_norms", False)
-
-    def init(self, norm: PyTree) -> PyTree:
-        return self.rule.init(norm)
+    is_stateless: ClassVar[bool] = False
+    learns_from_zeros: ClassVar[bool] = True
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         if "gradients" not in seen.extra:

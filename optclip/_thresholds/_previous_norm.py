@@ -22,9 +22,6 @@ class PreviousNorm:
 
     max_norm: Number
 
-    def __post_init__(self) -> None:
-        _validate.plain("max_norm", self.max_norm)
-
     def init(self, norm: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, norm)
 
@@ -74,4 +71,4 @@ def previous_norm(max_norm: Number = 1.0) -> PreviousNorm:
       A rule whose memory is the last finite norm. In the first step, and after a norm
       of 0, the threshold is `max_norm`.
     """
-    return PreviousNorm(max_norm)
+    return PreviousNorm(_validate.plain("max_norm", max_norm))

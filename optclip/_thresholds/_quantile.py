@@ -58,10 +58,6 @@ class Quantile:
     q: Number
     window: int
 
-    def __post_init__(self) -> None:
-        _validate.fraction("q", self.q)
-        object.__setattr__(self, "window", _validate.length("window", self.window))
-
     def init(self, norm: PyTree) -> Window:
         return _window.empty(norm, self.window)
 
@@ -146,4 +142,4 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
     References:
       Seetharaman et al., *AutoClip*, 2020, arXiv:2007.14469.
     """
-    return Quantile(q, window)
+    return Quantile(_validate.fraction("q", q), _validate.length("window", window))

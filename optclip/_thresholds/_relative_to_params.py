@@ -24,10 +24,6 @@ class RelativeToParams:
     ratio: Number
     min_norm: Number
 
-    def __post_init__(self) -> None:
-        _validate.plain("ratio", self.ratio)
-        _validate.plain("min_norm", self.min_norm)
-
     def init(self, norm: PyTree) -> tuple[()]:
         del norm
         return ()
@@ -73,4 +69,6 @@ def relative_to_params(
     References:
       Brock et al., 2021, arXiv:2102.06171, equation 3.
     """
-    return RelativeToParams(ratio, min_norm)
+    return RelativeToParams(
+        _validate.plain("ratio", ratio), _validate.plain("min_norm", min_norm)
+    )

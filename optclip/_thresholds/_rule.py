@@ -8,6 +8,7 @@ Rules of this package describe themselves by more attributes, False where missin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
@@ -101,6 +102,26 @@ def takes_vector(rule: object) -> bool:
     A user's rule may read norms by their labels, so it receives a tree.
     """
     return bool(getattr(rule, "takes_vector", False))
+
+
+def learns_from_zeros(rule: object) -> bool:
+    """Return whether a rule learns from norms of 0."""
+    return bool(getattr(rule, "learns_from_zeros", True))
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleOfRule:
+    """Describe a rule that applies another as that one describes itself."""
+
+    rule: Rule
+
+    takes_vector = property(lambda self: takes_vector(self.rule))
+    learns_from_zeros = property(lambda self: learns_from_zeros(self.rule))
+    couples_norms = property(lambda self: getattr(self.rule, "couples_norms", False))
+    is_stateless = property(lambda self: getattr(self.rule, "is_stateless", False))
+
+    def init(self, norm: PyTree) -> PyTree:
+        return self.rule.init(norm)
 
 
 Threshold = NumberOrSchedule | Rule

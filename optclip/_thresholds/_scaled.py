@@ -12,16 +12,15 @@ import jax.numpy as jnp
 from .._arrays import _validate
 from .._arrays._numerics import as_array, as_like
 from .._arrays._types import Number, NumberOrSchedule, PyTree
-from ._rule import Rule, Seen, Threshold, takes_vector
+from ._rule import RuleOfRule, Seen, Threshold
 from ._rule_results import checked_update
 from ._threshold_argument import one_rule
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled:
+class Scaled(RuleOfRule):
     """See `scaled`."""
 
-    rule: Rule
     factor: NumberOrSchedule
     low: NumberOrSchedule | None
     high: NumberOrSchedule | None
@@ -40,24 +39,9 @@ class Scaled:
         )
 
     @property
-    def takes_vector(self) -> bool:
-        return takes_vector(self.rule)
-
-    @property
-    def learns_from_zeros(self) -> bool:
-        return getattr(self.rule, "learns_from_zeros", True)
-
-    @property
     def is_stateless(self) -> bool:
         is_scheduled = any(map(callable, (self.factor, self.low, self.high)))
         return not is_scheduled and getattr(self.rule, "is_stateless", False)
-
-    @property
-    def couples_norms(self) -> bool:
-        return getattr(self.rule, "couples_norms", False)
-
-    def init(self, norm: PyTree) -> PyTree:
-        return self.rule.init(norm)
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         scale = functools.partial(self._scaled, seen.step)

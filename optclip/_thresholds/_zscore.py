@@ -47,15 +47,6 @@ class Zscore:
     eps: Number
     skip_spikes: bool
 
-    def __post_init__(self) -> None:
-        _validate.plain("z", self.z, above=True)
-        _validate.fraction("decay", self.decay)
-        object.__setattr__(self, "warmup", _validate.length("warmup", self.warmup))
-        _validate.choice("mode", self.mode, _MODES)
-        _validate.number("max_norm", self.max_norm)
-        _validate.plain("eps", self.eps)
-        _validate.flag("skip_spikes", self.skip_spikes)
-
     def init(self, norm: PyTree) -> Moments:
         return Moments(*_running.zeros(norm), _running.counts(norm))
 
@@ -180,4 +171,9 @@ def zscore(
     References:
       Kumar et al., *ZClip*, 2025, arXiv:2504.02507; `max_norm` and modes from its code.
     """
-    return Zscore(z, decay, warmup, mode, max_norm, eps, skip_spikes)
+    return Zscore(
+        _validate.plain("z", z, above=True), _validate.fraction("decay", decay),
+        _validate.length("warmup", warmup), _validate.choice("mode", mode, _MODES),
+        _validate.number("max_norm", max_norm), _validate.plain("eps", eps),
+        _validate.flag("skip_spikes", skip_spikes),
+    )  # fmt: skip
