@@ -144,7 +144,7 @@ def test_leaf_norms_of_another_tree_raise():
     ones = np.ones(2, np.float32)
     tree = {"a": ones, "b": ones}
     state = clip().init(tree)
-    words = "updates must have the same leaves.*'[bc]'.*Pass trees of one"
+    words = "same over= and record=.*'clip_leaf_norm/[bc]'.*carry_over"
     for other in ({"a": ones}, {**tree, "c": ones}):
         with pytest.raises(ValueError, match=words):
             clip().update(other, state)
