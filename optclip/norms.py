@@ -4,8 +4,7 @@ A norm covers a *block*: all elements that share it. It is entrywise, or the lar
 singular value. Sums are accumulated in float32 or wider.
 """
 
-from ._norms._measure import measure
-from ._norms._norm import Block, Norm
+from ._norms._norm import Block, Norm, measure
 from ._spectral._spectral_norm import Spectral
 
 __all__ = ["Block", "Norm", "Spectral", "measure"]

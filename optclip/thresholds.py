@@ -36,21 +36,17 @@ rule                 threshold                             published as
 ==================== ===================================== =============================
 """
 
-from ._thresholds._bounds import Bounds, bounds
-from ._thresholds._current import current
+from ._thresholds._rules_of_rules import Bounds, bounds, of, of_gradients, scaled
+from ._thresholds._norm_rules import (
+    current,
+    initial_norm,
+    previous_norm,
+    relative_to_params,
+)
 from ._thresholds._element_rules import ema_of_max, moment, second_moment
-from ._thresholds._ema import ema
-from ._thresholds._initial_norm import initial_norm
-from ._thresholds._mean_over_rms import mean_over_rms
-from ._thresholds._mean_plus_std import mean_plus_std
-from ._thresholds._of import of
-from ._thresholds._of_gradients import of_gradients
-from ._thresholds._previous_norm import previous_norm
-from ._thresholds._quantile import quantile
-from ._thresholds._relative_to_params import relative_to_params
+from ._thresholds._average_rules import ema, mean_over_rms, zscore
+from ._thresholds._window_rules import mean_plus_std, quantile
 from ._thresholds._rule import Rule, Seen
-from ._thresholds._scaled import scaled
-from ._thresholds._zscore import zscore
 
 __all__ = [
     "Bounds",

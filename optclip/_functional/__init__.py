@@ -1,4 +1,3 @@
-"""Clipping as pure functions: `_clipping`, and the run that they share, `_run`."""
+"""Clipping as pure functions."""
 
-from ._clipping import clip_by
-from ._run import raise_if_exchanged
+from ._clipping import clip_by, raise_if_exchanged

@@ -1,14 +1,15 @@
-"""Scope norms to labeled groups of leaves."""
+"""Scope norms to labeled groups of leaves, or to the layers of stacks."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from .._arrays import _leaves, _prefix, _validate
+from .._arrays import _leaves, _packed_state, _prefix, _validate
 from .._arrays._types import Labels, LeafLike, PyTree
 from .._norms import Block
 from ._scope import Scope
@@ -119,3 +120,119 @@ def _checked(labels: PyTree) -> PyTree:
 
 def _is_none(x: Any) -> bool:
     return x is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers(Scope):
+    """Measure one norm per layer of each stack. Use `layers(...)`."""
+
+    paths: tuple[str, ...]
+    axis: int = 0
+    each_leaf: bool = False
+
+    def blocks(self, tree: PyTree) -> PyTree:
+        leaves, names, _ = _named(tree)
+        self._check_paths(names, tree)
+        members: dict[str, list[LeafLike]] = {}
+        for name, x in zip(names, leaves, strict=True):
+            if x is not None:
+                members.setdefault(self._block_of(name), []).append(x)
+        blocks = {}
+        for key, block_leaves in members.items():
+            is_stack = self._stack_of(key) is not None
+            blocks[key] = Block(block_leaves, stacked=self.axis if is_stack else None)
+        return blocks
+
+    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
+        leaves, names, treedef = _named(tree)
+        pairs = zip(names, leaves, strict=True)
+        return treedef.unflatten(
+            None if x is None else values.get(self._block_of(name)) for name, x in pairs
+        )
+
+    def _block_of(self, name: str) -> str:
+        stack = self._stack_of(name)
+        return name if stack is None or self.each_leaf else stack
+
+    def _stack_of(self, name: str) -> str | None:
+        """Return the path of the stack that has a leaf, None if no stack has it."""
+        return next((path for path in self.paths if _is_below(path, name)), None)
+
+    def _check_paths(self, names: list[str], tree: PyTree) -> None:
+        """Raise if a stack has no leaf."""
+        if not names or _prefix.has_masked_nodes(tree):
+            return
+        for path in self.paths:
+            if not any(_is_below(path, name) for name in names):
+                raise ValueError(
+                    f"`layers` must name a path in the updates, got {path!r}; their"
+                    f" paths begin with {names[:5]}."
+                )
+
+
+def layers(
+    paths: str | Sequence[str], *, axis: int = 0, each_leaf: bool = False
+) -> Layers:
+    """Measure one norm per layer of models that stack their layers in each array.
+
+    `flax.linen.scan`, `nnx.scan`, `jax.lax.scan` over parameters, MaxText, AXLearn and
+    haliax store the parameters of all layers in one array per weight, such as
+    `(layers, inputs, outputs)`. Leaves outside of the stacks have one norm each.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by(1.0, over=optclip.layers("layers"))
+      >>> kernel = jnp.array([[0.3, 0.0], [3.0, 0.0], [0.0, 6.0]])
+      >>> bias = jnp.array([0.4, 4.0, 8.0])
+      >>> grads = {"layers": {"kernel": kernel, "bias": bias}, "head": jnp.ones(4)}
+      >>> clipped = tx.update(grads, tx.init(grads))[0]
+      >>> print(clipped["layers"]["bias"], clipped["head"])
+      [0.4 0.8 0.8] [0.5 0.5 0.5 0.5]
+
+    Args:
+      paths: Path of the stack, such as `"params/decoder/layers"`, or a list of paths.
+        All leaves below it must have the same number of layers. `""` is the whole tree.
+      axis: Axis that counts the layers; 1 in MaxText. Default: 0.
+      each_leaf: Whether each leaf of a layer has its own norm. Default: False, one norm
+        of all leaves of a layer.
+
+    Returns:
+      A scope for `clip_by(over=...)`. Its norms are a dict: by path, an array of shape
+      `(layers,)` for each stack (each of its leaves with `each_leaf`) and a number for
+      each other leaf. Thresholds may have the same form. `record="leaves"` records one
+      entry per layer, such as `clip/norm/layers/2`.
+    """
+    each = [paths] if isinstance(paths, str) else paths
+    wanted = "the path of a stack, such as 'decoder/layers', or a list of paths"
+    _validate.kind("paths", each, (list, tuple), wanted)
+    for path in each:
+        _validate.kind("paths", path, str, wanted)
+    pairs = itertools.permutations(each, 2)
+    if not each or any(_is_below(*pair) for pair in pairs):
+        wanted = "one or more paths, none below another"
+        raise ValueError(_validate.must_be("paths", wanted, paths))
+    number = _validate.as_int(axis)
+    if number is None:
+        advice = _validate.static("axis", axis)
+        raise TypeError(_validate.must_be("axis", "an int", axis, advice))
+    _validate.flag("each_leaf", each_leaf)
+    return Layers(tuple(each), number, each_leaf)
+
+
+def _is_below(path: str, name: str) -> bool:
+    return path in ("", name) or name.startswith(f"{path}/")
+
+
+def _named(tree: PyTree) -> tuple[list[Any], list[str], Any]:
+    """Return the leaves of a tree and None for excluded ones, with unique paths."""
+    pairs, treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
+    names: dict[str, None] = {}
+    path_names = _leaves.names_of([path for path, _ in pairs])
+    for name in path_names:
+        # Two leaves may have the same path: {"a/b": x, "a": {"b": y}}.
+        names[_packed_state.unique(name, {*path_names}, names.keys())] = None
+    return [x for _, x in pairs], list(names), treedef
+
+
+def _is_leaf(x: Any) -> bool:
+    return x is None or _leaves.is_sparse(x)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._arrays import _leaves, _validate
 from .._arrays._types import PyTree
-from ._fixed import Schedule
+from ._threshold_argument import Schedule
 from ._rule import Rule, Seen, is_rule
 
 

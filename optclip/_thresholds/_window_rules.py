@@ -1,4 +1,4 @@
-"""A quantile of the last norms as the threshold."""
+"""Rules that learn from a window of the last norms: a quantile, mean and deviation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _placement, _validate
+from .._arrays import _numerics, _placement, _validate
+from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
 from . import _window
 from ._rule import Seen
@@ -143,3 +144,129 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
       Seetharaman et al., *AutoClip*, 2020, arXiv:2007.14469.
     """
     return Quantile(_validate.fraction("q", q), _validate.length("window", window))
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanPlusStd:
+    """See `mean_plus_std`."""
+
+    takes_vector: ClassVar[bool] = True
+    learns_from_zeros: ClassVar[bool] = False
+
+    k: Number
+    window: int
+    needed: int  # The number of norms that the first finite threshold requires.
+    ddof: int
+    log: bool
+
+    def init(self, norm: PyTree) -> Window:
+        return _window.empty(norm, self.window)
+
+    def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
+        memory = _window.with_integers(memory)
+
+        def bound(ring: jax.Array, count: jax.Array) -> jax.Array:
+            if self.log:
+                # The memory holds the norms. A loss of at most 0 has no logarithm.
+                ring = jnp.log(jnp.maximum(ring, jnp.finfo(ring.dtype).tiny))
+            mean, deviation = _mean_and_deviation(ring, count, self.ddof)
+            # After equal norms the deviation is 0. The minimum of 1e-6 of the mean, or
+            # of a norm, avoids clipping rounding errors.
+            least = jnp.full_like(mean, 1e-6) if self.log else jnp.abs(mean) * 1e-6
+            threshold = mean + as_like(self.k, mean) * jnp.maximum(deviation, least)
+            threshold = jnp.exp(threshold) if self.log else threshold
+            return jnp.where(
+                count >= self.needed,
+                threshold,
+                jnp.full_like(threshold, jnp.inf),
+            )
+
+        thresholds = jax.tree.map(bound, memory.norms, memory.num_known)
+        return thresholds, _window.with_norms(memory, seen.norm, self.window)
+
+
+def _mean_and_deviation(
+    ring: jax.Array, count: jax.Array, ddof: int
+) -> tuple[jax.Array, jax.Array]:
+    is_filled = _window.is_known(ring, count)
+    ring = jnp.where(is_filled, ring, jnp.zeros_like(ring))
+    # The absolute value is needed for a loss in `skip`, which may be negative.
+    peak = jnp.max(jnp.abs(ring), axis=-1)
+    # Norms are divided by the largest, since squares of norms above 1e19 overflow.
+    fractions = _numerics.fraction_of_peak(ring, peak[..., None])
+    number = jnp.maximum(count, 1).astype(ring.dtype)
+    mean = jnp.sum(fractions, axis=-1) / number
+    offsets = jnp.where(is_filled, fractions - mean[..., None], jnp.zeros_like(ring))
+    freedom = jnp.maximum(count - ddof, 1).astype(ring.dtype)
+    deviation = _numerics.root(jnp.sum(jnp.square(offsets), axis=-1) / freedom)
+    return mean * peak, deviation * peak
+
+
+def mean_plus_std(
+    k: Number = 3.0,
+    window: int = 128,
+    warmup: int | None = None,
+    ddof: int = 0,
+    *,
+    log: bool = False,
+) -> MeanPlusStd:
+    """Clip to the mean of past norms plus k standard deviations.
+
+    The threshold is `mean + k * std` of the last `window` unclipped norms before this
+    step.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> rule = optclip.thresholds.mean_plus_std(2.0, window=4)
+      >>> tx = optclip.clip_by_global_norm(rule)
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for norm in (2.0, 4.0, 30.0):
+      ...     clipped, state = tx.update(jnp.array([norm]), state)
+      ...     print(clipped)
+      [2.]
+      [4.]
+      [5.]
+
+    Args:
+      k: Number of standard deviations.
+      window: Number of norms; an int.
+      warmup: Number of norms before the first clipping. Default: half the window, at
+        least 2.
+      ddof: Number subtracted from the divisor of the variance, as in NumPy; PyTorch
+        uses 1.
+      log: Whether to use the logarithms: the threshold is then `exp(mean + k * std)`.
+        Norms vary by factors, and one outlier raises this threshold less. For losses,
+        only if they are above 0.
+
+    Returns:
+      A rule. The deviation is at least `1e-6 * mean`, so that rounding errors of equal
+      norms are not clipped.
+
+    Edge cases:
+      - Zero, NaN or inf norm: not stored.
+
+    Raises:
+      ValueError: `window` is too short for `warmup` and `ddof`.
+
+    See Also:
+      `recipes.mean_std_clip` and `recipes.olmo_skip`.
+
+    References:
+      Levanter (marin-community/levanter), `clip_update_by_historical_norm`, whose
+      smallest deviation is 1e-6.
+    """
+    window = _validate.length("window", window)
+    ddof = _validate.length("ddof", ddof, least=0)
+    needed = max(2, window // 2)
+    if warmup is not None:
+        needed = _validate.length("warmup", warmup)
+    needed = max(needed, ddof + 1)
+    if needed > window:
+        wanted = f"at least {needed} with warmup={warmup} and ddof={ddof}"
+        advice = (
+            "With fewer norms nothing would ever be clipped. Pass a longer window,"
+            " or a smaller warmup or ddof."
+        )
+        raise ValueError(_validate.must_be("window", wanted, window, advice))
+    _validate.plain("k", k)
+    return MeanPlusStd(k, window, needed, ddof, _validate.flag("log", log))
