@@ -1,4 +1,7 @@
-"""Compute sums and maxima over the devices that a value is split over."""
+"""Compute sums and maxima, over arrays and over the devices that split them.
+
+XLA on CPU drops NaN in any maximum over devices and, in jaxlib 0.10.2 and 0.12.0.1, in
+the maximum of 4,096 or more numbers. A sum keeps it, and so does a maximum of flags."""
 
 from __future__ import annotations
 
@@ -9,9 +12,57 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _maxima
 from ._axis_names import Axes, axes_size, split_axes
+from ._numerics import select
 from ._types import PyTree
+from ._xla import Axis, may_be_split
+
+Of = Callable[[jax.Array], jax.Array] | None
+
+
+def largest(
+    x: jax.Array, axis: Axis = None, initial: float | None = None, of: Of = None
+) -> jax.Array:
+    """Compute the maximum of `of(x)`, or of `x`.
+
+    Args:
+      x: The array.
+      axis: The axes to reduce, kept as dimensions of 1; None reduces all to a scalar.
+      initial: The maximum of no elements; None rejects an empty array.
+      of: An elementwise function.
+    """
+    keepdims = axis is not None
+    once, again = (x, x) if of is None else (of(x), of(_read_again(x)))
+    peak = jnp.max(once, axis, keepdims=keepdims, initial=initial)
+    if may_be_split(x):
+        # XLA combines two maxima in one all-reduce; a sum would take another.
+        flag = jnp.max(_flagged(again), axis, keepdims=keepdims, initial=0.0)
+        return jnp.where(flag > 0, jnp.nan, peak)
+    # On CPU a sum reads x in place, while flags would be materialized.
+    total = jnp.sum(jnp.abs(again), axis, keepdims=keepdims)
+    return select(jnp.isnan(total), total, peak)
+
+
+def _flagged(x: jax.Array) -> jax.Array:
+    """Return 1 where an element is NaN, else 0."""
+    return jnp.isnan(x).astype(x.dtype)
+
+
+def _read_again(x: jax.Array) -> jax.Array:
+    # XLA on CPU would materialize a function of x that two reductions read, so there a
+    # barrier hides that both read x. Elsewhere XLA computes both in one pass. The zero
+    # keeps XLA from merging the barrier with the one before scaling.
+    return lax.platform_dependent(
+        x, cpu=lambda x: lax.optimization_barrier((x, 0.0))[0], default=lambda x: x
+    )
+
+
+def over_devices(values: PyTree, axes: Axes) -> PyTree:
+    """Compute the maxima over mapped axes, all in one collective."""
+    flags = jax.tree.map(_flagged, values)
+    peaks, flags = lax.pmax((values, flags), axes)
+    return jax.tree.map(lambda x, nan: jnp.where(nan > 0, jnp.nan, x), peaks, flags)
+
 
 # Combines each array of a tree over mapped axes, such as `lax.psum`.
 Collective = Callable[[PyTree, Axes], PyTree]
@@ -38,6 +89,6 @@ def gathered(vector: jax.Array, axes: Axes) -> jax.Array:
     return lax.psum(parts.reshape(-1), axes)
 
 
-def largest(value: jax.Array) -> jax.Array:
+def largest_anywhere(value: jax.Array) -> jax.Array:
     """Return the maximum of an array over all devices that hold a part of it."""
-    return reduced_over(_maxima.over_devices, _maxima.largest(value, initial=-math.inf))
+    return reduced_over(over_devices, largest(value, initial=-math.inf))

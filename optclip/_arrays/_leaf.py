@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from . import _leaves, _memory, _sparse
+from . import _leaves, _placement, _sparse
 from ._types import AxisName, KeyPath, LeafLike
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Leaf:
         cls, value: Any, path: KeyPath = (), axis_name: AxisName | None = None
     ) -> Leaf:
         """Return the record of an array, a number or a BCOO matrix."""
-        value = _memory.on_device(value)
+        value = _placement.on_device(value)
         if not _leaves.is_sparse(value):
             return cls(value, value, path, axis_name)
         matrix = _sparse.summed(value)

@@ -1,4 +1,4 @@
-"""Compute quotients, roots and counts that stay in range, with their derivatives."""
+"""Compute quotients, roots, counts and new parameters in range, with derivatives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from . import _axis_names, _memory, _placement
+from . import _axis_names, _leaves, _placement
 from ._types import Number
 
 
@@ -34,7 +34,7 @@ def as_array(value: Number) -> jax.Array:
         return jnp.asarray(float(value))
     if isinstance(value, (np.integer, np.ndarray)) and value.dtype.kind in "iu":
         return jnp.asarray(value.astype(np.float64))
-    array = jnp.asarray(_memory.on_device(value))
+    array = jnp.asarray(_placement.on_device(value))
     is_float = jnp.issubdtype(array.dtype, jnp.floating)
     if is_float and jnp.finfo(array.dtype).bits >= 32:
         return array
@@ -140,3 +140,32 @@ def counted(total: Any, once: Any = True) -> jax.Array:
     total = as_count(total)
     room = total < jnp.iinfo(total.dtype).max
     return total + (once & room).astype(total.dtype)
+
+
+def applied(param: jax.Array, update: jax.Array) -> jax.Array:
+    """Return the new parameter before it is rounded to the dtype of `param`."""
+    dtypes = (_leaves.real_dtype(x.dtype) for x in (param, update))
+    real = jnp.promote_types(*dtypes)
+    return _leaves.widen(param, real) + _leaves.widen(update, real)
+
+
+def update_to(new: jax.Array, param: jax.Array, update: jax.Array) -> jax.Array:
+    """Return the difference from `param` to `new`, in the dtype of `update`.
+
+    `new` is rounded to the dtype of `param` first: applying the difference then leads
+    to this rounded number, unless it is much smaller than `param`.
+    """
+    rounded = _rounded(new, param)
+    return _leaves.narrow(rounded - param.astype(rounded.dtype), update)
+
+
+def _rounded(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Return `x` rounded to the precision of `like`, in its own dtype."""
+    if x.dtype == like.dtype:
+        return x
+    if jnp.iscomplexobj(x):
+        part = jnp.real(like)
+        return lax.complex(_rounded(jnp.real(x), part), _rounded(jnp.imag(x), part))
+    # XLA may remove a cast to a narrow dtype and back, but never this operation.
+    info = jnp.finfo(like.dtype)
+    return lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)

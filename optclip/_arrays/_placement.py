@@ -1,14 +1,17 @@
-"""Place arrays on a mesh or on devices like other arrays.
+"""Place arrays on a mesh, on devices or in a memory like other arrays.
 
 On Explicit axes the type of an array determines its placement, and a state whose type
 changes cannot be scanned. Inside `shard_map` the type names the axes it varies over.
 Outside of `jit`, leaves may be on devices that no single computation accepts.
-"""
+
+JAX rejects operations of an array in host memory, such as an offloaded gradient, with
+one in device memory. Leaves are moved where they enter a computation, and the results
+where they leave it, so that norms, thresholds and constants are always on the device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -195,3 +198,44 @@ def together(tree: PyTree) -> PyTree:
         return tree
     first = next(x for x in leaves if devices_of(x).devices is not None)
     return jax.tree.map(lambda x: beside(x, first), tree)
+
+
+_HOST_KINDS = ("pinned_host", "unpinned_host")
+
+
+def on_device(tree: PyTree) -> PyTree:
+    """Return a tree with its arrays on the device, the same tree if all are there."""
+    if not any(map(_is_on_host, jax.tree.leaves(tree))):
+        return tree
+    return jax.tree.map(_moved, tree)
+
+
+def back(new: PyTree, old: PyTree) -> PyTree:
+    """Return `new` with its arrays in host memory where those of `old` are there."""
+    if not any(map(_is_on_host, jax.tree.leaves(old))):
+        return new
+    return jax.tree.map(_moved_back, new, old)
+
+
+def computed(function: Callable[..., Any], x: PyTree, *others: PyTree) -> Any:
+    """Return a function of arrays, computed on the device, in the memory of `x`."""
+    return back(function(*on_device((x, *others))), x)
+
+
+def _is_on_host(x: Any) -> bool:
+    if isinstance(x, Tracer):
+        return jax.typeof(x).memory_space == jax.memory.Space.Host
+    return isinstance(x, jax.Array) and x.sharding.memory_kind in _HOST_KINDS
+
+
+def _moved(x: Any) -> Any:
+    return jax.device_put(x, jax.memory.Space.Device) if _is_on_host(x) else x
+
+
+def _moved_back(new: Any, old: Any) -> Any:
+    if not _is_on_host(old) or _is_on_host(new):
+        return new
+    if isinstance(new, Tracer) or isinstance(old, Tracer):
+        return jax.device_put(new, jax.memory.Space.Host)
+    kind = old.sharding.memory_kind
+    return jax.device_put(new, new.sharding.with_memory_kind(kind))

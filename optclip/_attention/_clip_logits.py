@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from .._arrays import _leaves, _memory, _validate
+from .._arrays import _leaves, _placement, _validate
 from .._arrays._types import Number, PyTree
 from .._clip import decide, layout_of, scale
 from . import _attention_layers, _qk_scaling
@@ -93,7 +93,7 @@ def clip_attention_logits(
             layer, scaled[layer.name], balance, flat.leaves, by_group=by_group
         )
         for i, factor in by_leaf.items():
-            leaves[i] = _memory.computed(
+            leaves[i] = _placement.computed(
                 lambda x, factor: scale(x, factor, x), jnp.asarray(leaves[i]), factor
             )
     return flat.rebuild(leaves), coefficients

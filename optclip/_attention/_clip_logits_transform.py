@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._arrays import _leaves, _memory, _validate
+from .._arrays import _leaves, _placement, _validate
 from .._arrays._held import Held
-from .._arrays._new_parameters import applied, update_to
+from .._arrays._numerics import applied, update_to
 from .._arrays._types import LeafLike, Number, PyTree
 from .._clip import scale
 from .._thresholds import Named
@@ -159,7 +159,7 @@ def _clipped(
                 " `layers`."
             )
         at = index[names[i]]
-        leaves[at] = _memory.computed(_difference, leaves[at], params.leaves[i], factor)
+        leaves[at] = _placement.computed(_difference, leaves[at], params.leaves[i], factor)
     return flat.rebuild(leaves)
 
 

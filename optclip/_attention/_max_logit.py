@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._arrays import _axis_names, _collectives, _leaves, _maxima, _validate
+from .._arrays import _axis_names, _collectives, _leaves, _validate
 from .._arrays._types import AxisName, Number
 
 # With a causal mask, the queries of a span are multiplied only by the keys before its
@@ -74,7 +74,7 @@ def max_attention_logit(
     if axis_name is None:
         return logits
     axes = _axis_names.split_axes(logits, axis_name)
-    return _collectives.reduced_over(_maxima.over_devices, logits, axes)
+    return _collectives.reduced_over(_collectives.over_devices, logits, axes)
 
 
 def _check(query: jax.Array, key: jax.Array) -> None:
@@ -167,7 +167,7 @@ def _by_head(
             logits = jnp.where(attended, logits, -jnp.inf)
         axes = (*range(len(batch)), -2, -1)
         # On Explicit axes a reshape cannot also remove axes of length 1.
-        peaks = _maxima.largest(logits, axes, -math.inf)
+        peaks = _collectives.largest(logits, axes, -math.inf)
         return jnp.squeeze(peaks, axes).reshape(heads)
 
     # The last block starts earlier if it would extend past the length.
@@ -177,7 +177,7 @@ def _by_head(
         end = key.shape[-3] if spans == 1 else int(span.max(initial=0)) + block
         one = functools.partial(largest, key[..., :end, :, :])
         maxima.append(lax.map(one, jnp.asarray(span)))
-    return _maxima.largest(jnp.concatenate(maxima), (0,), -math.inf).reshape(heads)
+    return _collectives.largest(jnp.concatenate(maxima), (0,), -math.inf).reshape(heads)
 
 
 def _before(start: jax.Array, block: int, reach: int) -> jax.Array:

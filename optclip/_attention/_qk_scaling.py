@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._arrays import _axis_names, _leaves, _maxima, _memory, _validate
+from .._arrays import _axis_names, _collectives, _leaves, _placement, _validate
 from .._arrays._batching import Batched
 from .._arrays._types import LeafLike, Number, PyTree
 from .._clip import SCALE, Clip, Decision, coefficients_of
@@ -66,7 +66,7 @@ def logits_of(
         apart = _not_split(x, leaves[layer.query[0].number])
         by_axes.setdefault(apart, {})[layer.name] = x
     for axes, together in by_axes.items():
-        largest |= _maxima.over_devices(together, axes) if axes else together
+        largest |= _collectives.over_devices(together, axes) if axes else together
     usable = {k: jnp.isfinite(x) & (x > 0) for k, x in largest.items()}
     return {k: jnp.where(usable[k], x, jnp.inf) for k, x in largest.items()}
 
@@ -76,7 +76,7 @@ def _checked_logits(layer: Layer, logits: Any) -> jax.Array:
     subject = f"`logits` at '{layer.name}'"
     if not _validate.is_number(logits):
         raise TypeError(_validate.must_be(subject, "an array of real numbers", logits))
-    x = jnp.asarray(_memory.on_device(logits))
+    x = jnp.asarray(_placement.on_device(logits))
     if x.shape != layer.logits:
         of = "layers and query heads" if len(layer.logits) == 2 else "query heads"
         raise ValueError(

@@ -27,7 +27,6 @@ from jax.typing import DTypeLike
 from .._arrays import (
     _axis_names,
     _leaves,
-    _memory,
     _numerics,
     _placement,
     _prefix,
@@ -181,7 +180,7 @@ class Layout(NamedTuple):
         """
         leaves = list(self.flat.leaves)
         for i, new in clipped.items():
-            leaves[i] = _memory.back(new, leaves[i])
+            leaves[i] = _placement.back(new, leaves[i])
         return self.flat.rebuild(leaves)
 
     def used(self) -> list[Leaf]:
@@ -442,7 +441,7 @@ def as_limit(
     info = jnp.finfo(dtype)
     is_static = isinstance(value, (numbers.Real, np.ndarray))
     of: Any = np if is_static else jnp
-    exact = of.asarray(value if is_static else _memory.on_device(value))
+    exact = of.asarray(value if is_static else _placement.on_device(value))
     exact = exact.astype(np.float64) if is_static else exact
     if jnp.issubdtype(exact.dtype, jnp.floating) and exact.dtype.itemsize == 8:
         largest = float(info.max)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from .._arrays import _leaves, _memory, _placement, _validate
+from .._arrays import _leaves, _placement, _validate
 from .._arrays._types import PyTree
 
 _WANTED = "one loss per example, (batch,), or per position, (batch, positions)"
@@ -97,7 +97,7 @@ def step_of(
     _validate.kind("losses", losses, Callable, wanted)
     if microbatch_size is not None:
         microbatch_size = _validate.length("microbatch_size", microbatch_size)
-    params = _memory.on_device(params)
+    params = _placement.on_device(params)
     flat = _leaves.flatten_dense(params, "which `explain` does not support")
     if not any(flat.clippable()):
         raise ValueError(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _leaves, _memory, _numerics, _prefix, _validate
+from .._arrays import _leaves, _numerics, _placement, _prefix, _validate
 from .._arrays._types import KeyPath
 from .._typing import Mask, Number, PyTree
 
@@ -84,7 +84,7 @@ def _clip_array(x: Any, path: KeyPath, bounds: dict[str, Number | None]) -> Any:
         name: None if bound is None else _checked(name, bound, x, path, is_narrowed)
         for name, bound in bounds.items()
     }
-    array: Any = x if is_narrowed else jnp.asarray(_memory.on_device(x))
+    array: Any = x if is_narrowed else jnp.asarray(_placement.on_device(x))
     lower, upper = _both(checked, array.dtype)
     if is_narrowed:
         out = array if upper is None else np.minimum(array, upper)
@@ -94,7 +94,7 @@ def _clip_array(x: Any, path: KeyPath, bounds: dict[str, Number | None]) -> Any:
         out = jnp.minimum(out, _numerics.broadcast_like(jnp.asarray(upper), array))
     if lower is not None:
         out = jnp.maximum(out, _numerics.broadcast_like(jnp.asarray(lower), array))
-    return _memory.back(_leaves.narrow(out, array), x)
+    return _placement.back(_leaves.narrow(out, array), x)
 
 
 def _checked(name: str, bound: Any, x: Any, path: KeyPath, is_narrowed: bool) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax.contrib
 from jax.core import Tracer
 
-from .._arrays import _leaves, _memory, _packed_state, _validate, _xla
+from .._arrays import _leaves, _packed_state, _placement, _validate, _xla
 from .._typing import (
     ClipAfterState,
     ClipRecord,
@@ -372,7 +372,7 @@ def _numbers(
 ) -> dict[tuple[str, str], tuple[jax.Array, bool]]:
     """Return the numbers of a record, and which are of layers, by field and part."""
     state = recorded.state
-    step, record = _memory.on_device((state.clip_step, state.clip_record[key]))
+    step, record = _placement.on_device((state.clip_step, state.clip_record[key]))
     record = _as(ClipRecord, record)
     fields = {
         "norm": record.clip_norm,
@@ -395,7 +395,7 @@ def _numbers(
             part = "" if field == "steps" else _packed_state.as_name(part)
             numbers[field, part] = value, bool(layers)
     if key in recorded.counts:
-        counts = _as(SkipRecord, _memory.on_device(recorded.counts[key]))
+        counts = _as(SkipRecord, _placement.on_device(recorded.counts[key]))
         numbers["rate", ""] = _rate(counts.skip_skipped, step), False
         for field, value in counts._asdict().items():
             if value is not None:

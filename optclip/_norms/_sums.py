@@ -18,15 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._arrays import (
-    _axis_names,
-    _collectives,
-    _leaves,
-    _maxima,
-    _numerics,
-    _placement,
-    _xla,
-)
+from .._arrays import _axis_names, _collectives, _leaves, _numerics, _placement, _xla
 from .._arrays._batching import MANY, Batched
 from .._arrays._numerics import select
 
@@ -306,7 +298,7 @@ def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     peaks, powers = [], []
     for x, member in zip(arrays, plan.members, strict=True):
         modulus = Power(plan.ord, plan.dtype)
-        peaks.append(_maxima.largest(x, member.axis, 0.0, modulus))
+        peaks.append(_collectives.largest(x, member.axis, 0.0, modulus))
         fraction = _numerics.fraction_of_peak(modulus(x), peaks[-1]) ** plan.ord
         powers.append(_sum(fraction, member.axis))
     peak = _combined(peaks, plan.members, plan, largest=True)
@@ -426,9 +418,9 @@ def _reduced(
 ) -> list[jax.Array]:
     """Reduce the merged powers of arrays over axes, on a GPU those of columns in parts."""
     if power.ord == math.inf and len(arrays) == 1:
-        return [_maxima.largest(arrays[0], axis, 0.0, power)]
+        return [_collectives.largest(arrays[0], axis, 0.0, power)]
     if power.ord == math.inf:
-        return [_maxima.largest(x, axis, 0.0) for x in power.merged(kinds, arrays)]
+        return [_collectives.largest(x, axis, 0.0) for x in power.merged(kinds, arrays)]
     parted = _in_parts(arrays[0], axis, guarded=len(kinds) > 1) if in_parts else None
     if parted is None:
         return [_sum(x, axis) for x in power.merged(kinds, arrays)]
@@ -544,7 +536,7 @@ def _combined(
     for axes, by_block in by_axes.items():
         here = {i: _of_many(x, largest=largest) for i, x in by_block.items()}
         if axes:
-            here = (_maxima.over_devices if largest else lax.psum)(here, axes)
+            here = (_collectives.over_devices if largest else lax.psum)(here, axes)
         for i, value in here.items():
             totals[i].append(value)
     zero = jnp.zeros((), plan.dtype)
@@ -560,7 +552,7 @@ def _of_many(values: list[jax.Array], *, largest: bool) -> jax.Array:
         # kernels that compute them, which takes a minute to compile for 2,000 values.
         stacks = map(jnp.stack, _pieces(values, _ROW))
         stacks = [lax.optimization_barrier(stack) for stack in stacks]
-        reduce = functools.partial(_maxima.largest, initial=0.0) if largest else _sum
+        reduce = functools.partial(_collectives.largest, initial=0.0) if largest else _sum
         values = [reduce(stack, (0,))[0] for stack in stacks]
     return values[0]
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from .._arrays import _leaves, _memory, _validate
+from .._arrays import _leaves, _placement, _validate
 from .._arrays._call_errors import explains_keywords
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
@@ -110,7 +110,7 @@ class ClippedGrad:
             grads, info = _clip_then_sum.clipped(
                 source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
             )
-        return _memory.back(grads, self.loss.params(args)), info
+        return _placement.back(grads, self.loss.params(args)), info
 
     def _check_weights(self, weights: Any) -> None:
         """Raise unless the sensitivity covers the weights, and is not below 1 each."""
@@ -312,7 +312,7 @@ def source_of(
     loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
 ) -> Source:
     """Return the per-example gradients of a loss at these arguments."""
-    params, examples = _memory.on_device(loss.params(args)), loss.examples(args)
+    params, examples = _placement.on_device(loss.params(args)), loss.examples(args)
     check_floats(_leaves.flatten(params), _TO_SPLIT)
     check_together(params)
     number = batch_size(examples)

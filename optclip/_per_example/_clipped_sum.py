@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._arrays import _leaves, _memory
+from .._arrays import _leaves, _placement
 from .._arrays._held import Held
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
@@ -89,10 +89,10 @@ def clipped_sum(
     check_whole(grads)
     check_together(grads)
     bound.check_thresholds(thresholds)
-    source = Source(lambda grad: (None, None, grad), _memory.on_device(grads))
+    source = Source(lambda grad: (None, None, grad), _placement.on_device(grads))
     source = with_rows(source, weights, thresholds)
     summed, info = _clip_then_sum.clipped(source, bound, padding, None)
-    return _memory.back(summed, grads), info
+    return _placement.back(summed, grads), info
 
 
 def aggregate(

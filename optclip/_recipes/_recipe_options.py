@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from .._arrays import _leaves, _memory, _placement, _validate
+from .._arrays import _leaves, _placement, _validate
 from .._arrays._held import Held
 from .._typing import Number, NumberOrSchedule, PyTree
 
@@ -96,15 +96,15 @@ def computed_on_device(
     wrapped = optax.with_extra_args_support(method)
 
     def init_fn(params: PyTree) -> PyTree:
-        return wrapped.init(_memory.on_device(params))
+        return wrapped.init(_placement.on_device(params))
 
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PyTree]:
         new, state = wrapped.update(
-            _memory.on_device(updates), state, _memory.on_device(params), **extra_args
+            _placement.on_device(updates), state, _placement.on_device(params), **extra_args
         )
-        return _memory.back(new, updates), state
+        return _placement.back(new, updates), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

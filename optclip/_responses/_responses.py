@@ -213,7 +213,7 @@ class Proportional(BaseResponse):
         past = ~(norm <= threshold)
         # A norm that is not finite follows its policy, and sets no factor for others.
         finite_norm = jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))
-        peak = broadcast_like(_collectives.largest(finite_norm), norm)
+        peak = broadcast_like(_collectives.largest_anywhere(finite_norm), norm)
         return jnp.where(past, ratio(threshold, jnp.where(past, peak, one)), one)
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
@@ -222,7 +222,7 @@ class Proportional(BaseResponse):
         size, limit = jnp.abs(x), upper
         finite = jnp.isfinite(size)
         finite_size = jnp.where(finite, size, jnp.zeros_like(size))
-        proportion = fraction_of_peak(finite_size, _collectives.largest(finite_size))
+        proportion = fraction_of_peak(finite_size, _collectives.largest_anywhere(finite_size))
         # An infinite element is set to its bound.
         proportion = jnp.where(finite, proportion, jnp.ones_like(proportion))
         moved = jnp.where(x < 0, -limit, limit) * proportion

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._arrays import _axis_names, _collectives, _leaves, _maxima
+from .._arrays import _axis_names, _collectives, _leaves
 from .._arrays._numerics import root
 from .._arrays._types import AxisName
 from .._norms import L2, Block
@@ -156,8 +156,8 @@ def _scaled(
 ) -> MatrixBlock:
     # The gradient is stopped, since the unit cancels in every result.
     constant = lax.stop_gradient(x)
-    size = _maxima.largest(constant, (-2, -1), 0.0, jnp.abs)
-    size = _collectives.reduced_over(_maxima.over_devices, size, split)
+    size = _collectives.largest(constant, (-2, -1), 0.0, jnp.abs)
+    size = _collectives.reduced_over(_collectives.over_devices, size, split)
     finite = jnp.isfinite(size)
     # A matrix with NaN or inf has the unit 1.
     _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._arrays import _batching, _collectives, _maxima, _numerics, _validate, _xla
+from .._arrays import _batching, _collectives, _numerics, _validate, _xla
 from .._arrays._numerics import as_like, counted, ratio, select
 from .._arrays._packed_state import PerNorm
 from .._arrays._types import Number, NumberOrSchedule, PyTree
@@ -105,10 +105,10 @@ def _peak_and_total(batched: _batching.Batched) -> tuple[jax.Array, jax.Array]:
     """Return the largest norm, and the L2 norm of all over the largest, at least 1."""
     if not batched.values:
         return jnp.ones(()), jnp.ones(())
-    peaks = batched.map(lambda x: _collectives.largest(x) if x.ndim else x)
+    peaks = batched.map(lambda x: _collectives.largest_anywhere(x) if x.ndim else x)
     # Both results are materialized: otherwise XLA on CPU recomputes all norms for
     # each threshold.
-    peak = _xla.materialized(_maxima.largest(_joined(peaks), None, 0.0))
+    peak = _xla.materialized(_collectives.largest(_joined(peaks), None, 0.0))
 
     def square(x: jax.Array) -> jax.Array:
         squares = jnp.square(_numerics.fraction_of_peak(x, peak))

@@ -70,10 +70,10 @@ class EmaOfMax:
         memory = memory._replace(steps=_running.as_counts(memory.steps))
 
         def peak_of(norm: jax.Array) -> jax.Array:
-            return jnp.maximum(_collectives.largest(norm), 0)
+            return jnp.maximum(_collectives.largest_anywhere(norm), 0)
 
         def is_any(flags: jax.Array) -> jax.Array:
-            return _collectives.largest(flags.astype(jnp.float32)) > 0
+            return _collectives.largest_anywhere(flags.astype(jnp.float32)) > 0
 
         def learn(peak: jax.Array, old: jax.Array, step: jax.Array) -> jax.Array:
             weights = _running.debiased_weights(self.decay, step, old)

@@ -70,7 +70,7 @@ def _all(flags: jax.Array) -> jax.Array:
     """Return whether all flags of a leaf are set, on all devices."""
     if not flags.ndim:
         return flags
-    return _collectives.largest((~flags).astype(jnp.float32)) <= 0
+    return _collectives.largest_anywhere((~flags).astype(jnp.float32)) <= 0
 
 
 def _statistic(reduce: Statistic, norm: jax.Array) -> jax.Array:
@@ -80,7 +80,7 @@ def _statistic(reduce: Statistic, norm: jax.Array) -> jax.Array:
     if not norm.size:
         return jnp.zeros((), norm.dtype)
     if reduce == "max":
-        return jnp.maximum(_collectives.largest(norm), 0)
+        return jnp.maximum(_collectives.largest_anywhere(norm), 0)
     if reduce == "mean":
         # Each norm is divided first, since the sum of many may overflow.
         return _total(norm / _count(norm))

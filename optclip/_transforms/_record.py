@@ -21,7 +21,6 @@ from .._arrays import (
     _axis_names,
     _collectives,
     _leaves,
-    _maxima,
     _numerics,
     _packed_state,
     _placement,
@@ -159,8 +158,8 @@ def _most_exceeded(
     norm, threshold, coefficient = exceeded
 
     def largest(x: jax.Array) -> jax.Array:
-        peak = _maxima.largest(x) if x.ndim else x
-        return _collectives.reduced_over(_maxima.over_devices, peak, axes)
+        peak = _collectives.largest(x) if x.ndim else x
+        return _collectives.reduced_over(_collectives.over_devices, peak, axes)
 
     if is_common:
         # The largest norm has the smallest coefficient, so that both maxima take one

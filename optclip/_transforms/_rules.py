@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _leaves, _memory, _placement, _prefix, _validate
+from .._arrays import _leaves, _placement, _prefix, _validate
 from .._arrays._batching import Batched
 from .._arrays._call_errors import pure_call
-from .._arrays._numerics import broadcast_like
 from .._arrays._packed_state import PerNorm
 from .._arrays._types import PyTree, TreeDef
 from .._clip import (
     MOVE,
+    SCALE,
     ByArgument,
     Clip,
     Layout,
@@ -108,7 +108,7 @@ class Rules:
           params: As passed to `update`.
           extra: The extra arguments of `update`.
         """
-        updates, params = _memory.on_device((updates, params))
+        updates, params = _placement.on_device((updates, params))
         values: ByArgument = {}
         new_memories = []
         rules = zip(self.by_argument.items(), memories, strict=True)
@@ -162,22 +162,14 @@ def _clipped_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> 
     vectors.
     """
     leaves, treedef = jax.tree.flatten(norms)
-    if isinstance(norms, PerNorm):
-        batched = Batched.of_vector(*leaves)
-        limits = Batched.of_vector(*jax.tree.leaves(thresholds))
-        of_norms = clip.action.fit(clip, {name: limits}, batched)
-    else:
-        batched = Batched(leaves)
-        fitted = clip.action.fit(
-            clip, {name: treedef.flatten_up_to(thresholds)}, batched
-        )
-        # Moving elements fits one threshold to all norms of a leaf.
-        pairs = zip(fitted.entries(), leaves, strict=True)
-        of_norms = batched.with_entries([broadcast_like(*pair) for pair in pairs])
+    batched, limits = Batched(leaves), treedef.flatten_up_to(thresholds)
+    if is_vector := isinstance(norms, PerNorm):
+        batched, limits = map(Batched.of_vector, (*leaves, *jax.tree.leaves(thresholds)))
+    # A clipped norm is the norm times its coefficient, for elements that move too.
+    of_norms = SCALE.fit(clip, {name: limits}, batched)
     clipped = batched.map(jnp.multiply, coefficients_of(clip, batched, of_norms))
-    if isinstance(norms, PerNorm):
-        return treedef.unflatten(clipped.values)
-    return treedef.unflatten(clipped.entries(as_slices=True))
+    entries = clipped.values if is_vector else clipped.entries(as_slices=True)
+    return treedef.unflatten(entries)
 
 
 def _norms_of(

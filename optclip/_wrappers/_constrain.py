@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from .. import _responses as responses
-from .._arrays import _leaves, _memory, _validate
-from .._arrays._new_parameters import applied, update_to
+from .._arrays import _leaves, _placement, _validate
+from .._arrays._numerics import applied, update_to
 from .._arrays._types import LeafLike, PyTree
 from .._transforms import Engine, is_placeholder, noting_engines
 from .._typing import ClipState, ConstrainState
@@ -106,14 +106,14 @@ def constrain(
         pairs = zip(old, flat.clippable(), strict=True)
         live = [is_live and _leaves.is_floating(p) for p, is_live in pairs]
         new = [
-            _memory.computed(applied, jnp.asarray(p), jnp.asarray(u)) if is_live else u
+            _placement.computed(applied, jnp.asarray(p), jnp.asarray(u)) if is_live else u
             for p, u, is_live in zip(old, flat.leaves, live, strict=True)
         ]
         clipped, clip_state = second.update(
             flat.rebuild(new), state.constrain_clip, params, **extra_args
         )
         leaves = [
-            _memory.computed(_update, jnp.asarray(u), p, n, c) if is_live else u
+            _placement.computed(_update, jnp.asarray(u), p, n, c) if is_live else u
             for p, u, n, c, is_live in zip(
                 old, flat.leaves, new, flat.treedef.flatten_up_to(clipped), live,
                 strict=True,

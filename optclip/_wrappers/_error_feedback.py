@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._arrays import _leaves, _memory
+from .._arrays import _leaves, _placement
 from .._arrays._types import PyTree
 from .._clip import cast
 from .._typing import ErrorFeedbackState
@@ -61,7 +61,7 @@ def with_error_feedback(
     inner = transformation("clip", clip)
 
     def init_fn(params: PyTree) -> ErrorFeedbackState:
-        flat = _leaves.flatten_dense(_memory.on_device(params), _SPARSE)
+        flat = _leaves.flatten_dense(_placement.on_device(params), _SPARSE)
         pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
         # `clip.init` receives the dtypes in which `update` passes the leaves to it.
         leaves = [
@@ -79,8 +79,8 @@ def with_error_feedback(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, ErrorFeedbackState]:
         check_state(state, ErrorFeedbackState)
-        flat = _leaves.flatten_dense(_memory.on_device(updates), _SPARSE)
-        old = flat.treedef.flatten_up_to(_memory.on_device(state.feedback_residual))
+        flat = _leaves.flatten_dense(_placement.on_device(updates), _SPARSE)
+        old = flat.treedef.flatten_up_to(_placement.on_device(state.feedback_residual))
         total = [
             x if residual is None else _leaves.widen(_leaves.values(x)) + residual
             for x, residual in zip(flat.leaves, old, strict=True)
@@ -100,8 +100,8 @@ def with_error_feedback(
             None if residual is None else _finite_or(t - _leaves.widen(u), residual)
             for t, u, residual in zip(total, out, old, strict=True)
         ]
-        residual = _memory.back(flat.rebuild(new), state.feedback_residual)
-        left = _memory.back(flat.rebuild(out), updates)
+        residual = _placement.back(flat.rebuild(new), state.feedback_residual)
+        left = _placement.back(flat.rebuild(out), updates)
         return left, ErrorFeedbackState(residual, clip_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

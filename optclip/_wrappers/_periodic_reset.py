@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from .._arrays import _leaves, _memory, _validate
+from .._arrays import _leaves, _placement, _validate
 from .._arrays._held import Held
 from .._arrays._numerics import as_count, counted, promotable
 from .._arrays._types import KeyPath, LeafLike, PyTree
@@ -118,7 +118,7 @@ def _reset_if(
         stays = callable(keep) and keep(_leaves.path_str(path))
         if stays or (keep == "counts" and _is_count(path)):
             return old
-        return _memory.computed(lambda old, new: jnp.where(is_due, new, old), old, new)
+        return _placement.computed(lambda old, new: jnp.where(is_due, new, old), old, new)
 
     return jax.tree.map_with_path(choose, state, blank)
 
@@ -147,4 +147,4 @@ def _scaled(updates: PyTree, factor: jax.Array) -> PyTree:
         # The select keeps updates bit-identical where the factor is 1.
         return jnp.where(factor == 1, like, _leaves.narrow(wide, like))
 
-    return _memory.computed(lambda x: jax.tree.map(scaled, x), updates)
+    return _placement.computed(lambda x: jax.tree.map(scaled, x), updates)

@@ -15,7 +15,6 @@ from .. import _responses as responses
 from .._arrays import (
     _axis_names,
     _leaves,
-    _memory,
     _numerics,
     _placement,
     _sparse,
@@ -247,7 +246,7 @@ def _select_tree(where: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
         return jnp.where(flag, _numerics.as_counted_in(a, b), b)
 
     def select(a: ArrayLike, b: ArrayLike) -> ArrayLike:
-        return a if a is b else _memory.computed(selected, b, a)
+        return a if a is b else _placement.computed(selected, b, a)
 
     return jax.tree.map(select, yes, no)
 
@@ -263,6 +262,6 @@ def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
         if not jnp.issubdtype(dtype, jnp.number) and dtype != jnp.bool_:
             return x
         flag = _placement.beside(where, x)
-        return _memory.computed(lambda x: jnp.where(flag, jnp.zeros_like(x), x), x)
+        return _placement.computed(lambda x: jnp.where(flag, jnp.zeros_like(x), x), x)
 
     return jax.tree.map(zeroed, tree, is_leaf=_leaves.is_sparse)
