@@ -40,11 +40,14 @@ Example:
   GradientTransformationExtraArgs
 """
 
-from ._typing._aliases import (
+from ._typing._arguments import (
     AxisName,
+    ClipOptions,
+    CotangentOptions,
     History,
     Labels,
     Mask,
+    MomentClipOptions,
     Nonfinite,
     NormLike,
     Number,
@@ -54,14 +57,9 @@ from ._typing._aliases import (
     Relative,
     ResponseLike,
     ScopeLike,
+    SkipOptions,
     Threshold,
     ThresholdTree,
-)
-from ._typing._options import (
-    ClipOptions,
-    CotangentOptions,
-    MomentClipOptions,
-    SkipOptions,
 )
 from ._typing._states import (
     ClipAfterState,

@@ -12,7 +12,7 @@ INDEX = re.compile(r"^Index::\n+(?: .*\n+)+", re.MULTILINE)
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the texts of type aliases, and correct one docstring and signatures."""
     # Autodoc seeks the string below an assignment in the module that is documented.
-    texts = ModuleAnalyzer.for_module("optclip._typing._aliases").find_attr_docs()
+    texts = ModuleAnalyzer.for_module("optclip._typing._arguments").find_attr_docs()
     ModuleAnalyzer.for_module("optclip.typing").find_attr_docs().update(texts)
     # Before Napoleon, whose priority is 500.
     app.connect("autodoc-process-docstring", without_index, priority=400)

@@ -1,10 +1,13 @@
-"""Types of arguments (`_aliases`), options (`_options`) and states (`_states`)."""
+"""Types of arguments and options (`_arguments`), and of states (`_states`)."""
 
-from ._aliases import (
+from ._arguments import (
     AxisName,
+    ClipOptions,
+    CotangentOptions,
     History,
     Labels,
     Mask,
+    MomentClipOptions,
     Nonfinite,
     NormLike,
     Number,
@@ -14,10 +17,10 @@ from ._aliases import (
     Relative,
     ResponseLike,
     ScopeLike,
+    SkipOptions,
     Threshold,
     ThresholdTree,
 )
-from ._options import ClipOptions, CotangentOptions, MomentClipOptions, SkipOptions
 from ._states import (
     ClipAfterState,
     ClipRecord,

@@ -1,4 +1,8 @@
-"""Aliases of the types of arguments, which annotations of user code name."""
+"""Types of arguments, which annotations of user code name, and of options."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
 
 from .. import _norms, _responses, _scopes, _thresholds
 from .._arrays import _types
@@ -47,3 +51,57 @@ AxisName = _types.AxisName
 
 History = _types.History
 """The output of `optclip.metrics` as a list of dicts, a dict of arrays, or a file."""
+
+
+class MomentClipOptions(TypedDict, total=False):
+    """Describe `ClipOptions` without `eps`, for recipes that have their own `eps`."""
+
+    over: ScopeLike
+    norm: NormLike
+    response: ResponseLike
+    strict: bool
+    nonfinite: Nonfinite
+    mask: Mask | None
+    axis_name: AxisName | None
+    record: Record
+    name: str
+
+
+class ClipOptions(MomentClipOptions, total=False):
+    """Describe the options of `clip_by` that recipes pass on.
+
+    A recipe sets some of them itself and raises TypeError if such an option is passed.
+    `norm_mask` and `clip_mask` are options of `clip_by` alone.
+    """
+
+    eps: Number
+
+
+class SkipOptions(TypedDict, total=False):
+    """Describe the options of `skip` that recipes pass on."""
+
+    max_loss: Threshold | None
+    over: ScopeLike
+    norm: NormLike
+    max_consecutive: int | None
+    learn_skipped: bool
+    mask: Mask | None
+    axis_name: AxisName | None
+    record: Literal[True, "leaves"]
+    name: str
+
+
+class CotangentOptions(TypedDict, total=False):
+    """Describe the options of `clip_cotangent` that `with_clipped_cotangent` passes on.
+
+    `probe` is excluded, since the wrapped function returns only its outputs.
+    """
+
+    axis: int | tuple[int, ...] | None
+    ord: float | None
+    response: ResponseLike
+    relative: Relative | None
+    nonfinite: Nonfinite
+    mask: Mask | None
+    axis_name: AxisName | None
+    name: str | None
