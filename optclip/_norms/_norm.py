@@ -167,11 +167,13 @@ class Measurement(abc.ABC):
         blocks: Sequence[Block],
         memory: Sequence[jax.Array] = (),
         *,
+        guarded: bool = True,
         flushed: bool = True,
     ) -> Measured:
         """Return the norm of each block.
 
-        Unless `flushed`, a norm below 2**-60 is returned unchanged, for use in another norm.
+        Unless `guarded`, a norm reads inf if the sum of its squares overflows. Unless
+        `flushed`, a norm below 2**-60 is returned unchanged, for use in another norm.
         """
 
     def init(self, blocks: Sequence[Block]) -> Sequence[jax.Array]:
@@ -241,13 +243,14 @@ class Norm(Measurement):
         blocks: Sequence[Block],
         memory: Sequence[jax.Array] = (),
         *,
+        guarded: bool = True,
         flushed: bool = True,
     ) -> Measured:
         """Return the norm of each block."""
         del memory
         if are_apart(blocks):
             parts = [
-                self.measure([block], flushed=flushed).norms
+                self.measure([block], guarded=guarded, flushed=flushed).norms
                 for block in blocks
             ]
             norms = [norm for part in parts for norm in part.entries()]
@@ -274,6 +277,7 @@ class Norm(Measurement):
             dtype=accumulator(arrays),
             members=tuple(members),
             declared=tuple(map(declared_of, blocks)),
+            guarded=guarded,
         )
         norms = _sums.norms_of(arrays, plan)
         if self.per_count:

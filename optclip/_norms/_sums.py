@@ -86,12 +86,16 @@ class Member(NamedTuple):
 
 
 class NormPlan(NamedTuple):
-    """Hold the static properties of all blocks; `declared` has one entry per block."""
+    """Hold the static properties of all blocks; `declared` has one entry per block.
+
+    `guarded` is whether squares are guarded against overflow.
+    """
 
     ord: float
     dtype: str
     members: tuple[Member, ...]
     declared: tuple[_axis_names.Declared, ...]
+    guarded: bool
 
 
 class Part(NamedTuple):
@@ -192,7 +196,8 @@ def _compiled(arrays: list[jax.Array], plan: NormPlan) -> Batched:
         return _by_largest(arrays, plan)
     if plan.ord == math.inf:
         return _totals(_parts_of(arrays, plan), plan)[0]
-    is_guarded = plan.ord == 2 and any(_may_overflow(x, plan) for x in arrays)
+    is_guarded = plan.ord == 2 and plan.guarded
+    is_guarded = is_guarded and any(_may_overflow(x, plan) for x in arrays)
     norm = functools.partial(_norm_of_total, plan)
 
     def elsewhere(arrays: list[jax.Array]) -> Batched:

@@ -59,10 +59,11 @@ class SingularValueNorms(Measurement):
         blocks: Sequence[Block],
         memory: Sequence[jax.Array] = (),
         *,
+        guarded: bool = True,
         flushed: bool = True,
     ) -> Measured:
         """Return the singular values in ascending order, and the decompositions."""
-        del memory, flushed
+        del memory, guarded, flushed
         work: list[Factored | None] = [None] * len(blocks)
 
         def of_matrix(i: int) -> jax.Array:

@@ -62,6 +62,7 @@ class Spectral(Measurement):
         blocks: Sequence[Block],
         memory: Sequence[jax.Array] = (),
         *,
+        guarded: bool = True,
         flushed: bool = True,
     ) -> Measured:
         """Return the largest singular value of each matrix.
@@ -69,6 +70,7 @@ class Spectral(Measurement):
         The power iteration requires the memory of a step; without it, as for
         parameters, the norm is exact.
         """
+        del guarded
         dtype = accumulator([jnp.asarray(x.array) for b in blocks for x in b.leaves])
         vectors = list(memory)
 

@@ -193,7 +193,9 @@ def _norms_of(
     has_more = not _names(layout) <= _names(like)
     if tree is params and (has_more or layout.treedef != like.treedef):
         _check_structure(updates, params)
-    norms = clip.norm.measure(layout.blocks).norms
+    # Squares of parameters do not overflow in a run that trains, and a guard would cost
+    # a second pass.
+    norms = clip.norm.measure(layout.blocks, guarded=tree is not params).norms
     is_like_params = isinstance(clip.scope, EachElement)
     return layout.treedef, norms if is_like_params else norms.together()
 
