@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import checkify
 from jax.typing import DTypeLike
 
@@ -450,10 +451,23 @@ def as_limit(
         grew = of.abs(limit.astype(exact.dtype)) > of.abs(exact)
     else:
         # Of other numbers, only large integers are rounded.
-        limit = exact.astype(dtype)
-        is_integer = jnp.issubdtype(exact.dtype, jnp.integer)
-        grew = is_integer & (of.abs(limit) > 2.0 ** (info.nmant + 1))
+        if jnp.issubdtype(exact.dtype, jnp.integer) and towards_zero:
+            exact = _representable(exact, info.nmant + 1)
+        return exact.astype(dtype)
     if not towards_zero:
         return limit
-    # The cast rounds to nearest; a threshold that may have grown moves back by one step.
+    # The cast rounds to nearest; a threshold that grew moves back by one step.
     return of.where(grew, of.nextafter(limit, of.zeros_like(limit)), limit)
+
+
+def _representable(value: jax.Array, digits: int) -> jax.Array:
+    """Return the next integers towards zero of at most so many binary digits."""
+    bits = 8 * value.dtype.itemsize
+    if bits <= digits:
+        return value
+    # The smallest integer has no positive counterpart, except as unsigned.
+    size = jnp.abs(value).astype(f"uint{bits}")
+    excess = jnp.maximum(bits - lax.clz(size).astype(jnp.int32) - digits, 0)
+    lost = size & ((jnp.ones_like(size) << excess.astype(size.dtype)) - 1)
+    lost = lost.astype(value.dtype)
+    return jnp.where(value < 0, value + lost, value - lost)
