@@ -405,7 +405,8 @@ def _totals(
         sums += [Sums(one, part.shape, values) for one, *values in of_members]
     sums += _added(vectors)
     members, largest = [each.member for each in sums], plan.ord == math.inf
-    by_kind = zip(*(each.kinds for each in sums), strict=True) if sums else [()] * len(kinds)
+    rows = [each.kinds for each in sums]
+    by_kind = zip(*rows, strict=True) if rows else [()] * len(kinds)
     return [
         Batched(_combined(values, members, plan, largest=largest), plan.declared)
         for values in by_kind
@@ -421,7 +422,7 @@ def _reduced(
     in_parts: bool,
     arrays: list[jax.Array],
 ) -> list[jax.Array]:
-    """Reduce the merged powers of arrays over axes, on a GPU those of columns in parts."""
+    """Reduce the merged powers of arrays over axes; on a GPU, columns in parts."""
     if power.ord == math.inf and len(arrays) == 1:
         return [_collectives.largest(arrays[0], axis, 0.0, power)]
     if power.ord == math.inf:
@@ -557,7 +558,8 @@ def _of_many(values: list[jax.Array], *, largest: bool) -> jax.Array:
         # kernels that compute them, which takes a minute to compile for 2,000 values.
         stacks = map(jnp.stack, _pieces(values, _ROW))
         stacks = [lax.optimization_barrier(stack) for stack in stacks]
-        reduce = functools.partial(_collectives.largest, initial=0.0) if largest else _sum
+        largest_of = functools.partial(_collectives.largest, initial=0.0)
+        reduce = largest_of if largest else _sum
         values = [reduce(stack, (0,))[0] for stack in stacks]
     return values[0]
 
