@@ -8,14 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._errors import LogError
-from ._figures import require_matplotlib
-from ._json import json_of
 from ._log import log_of
-from ._log_file import read
-from ._page import page_of
-from ._report import Report, report_of
-from ._text import text_of
+from ._log_file import LogError, read
+from ._page import page_of, require_matplotlib
+from ._report import json_of, report_of, text_of
 
 _DESCRIPTION = """\
 Print what a log of gradient norms says: a summary, what stands out, and a threshold
@@ -63,7 +59,7 @@ def _report(options: argparse.Namespace, version: str) -> None:
     )
     if page:
         Path(page).write_text(page_of(report, version), encoding="utf-8")
-    print(_printed(report, version, as_json=options.json))
+    print(json_of(report, version) if options.json else text_of(report))
     if page:
         print(f"wrote {page}", file=sys.stderr)
 
@@ -75,10 +71,6 @@ def _check_page(log: str, page: Path) -> None:
         raise LogError(f"--html {page} is a folder. Pass the path of a file.")
     if page.exists() and os.path.samefile(log, page):
         raise LogError(f"--html {page} would replace the log. Pass another path.")
-
-
-def _printed(report: Report, version: str, *, as_json: bool) -> str:
-    return json_of(report, version) if as_json else text_of(report)
 
 
 def _parser(version: str) -> argparse.ArgumentParser:

@@ -7,22 +7,16 @@ from typing import NamedTuple
 import numpy as np
 
 from .._monitor import PROBE_FIELDS, keys_of_metrics, parts_in, transform_of
-from ._errors import LogError
-from ._table import BARE, Table
+from ._log_file import BARE, Entries, LogError, is_number
 
 # Names of the norm in other libraries, before clipping first: some log both.
-_BEFORE = ("grad_norm_before_clip", "grad_norm_pre_clip", "raw_grad_norm")
 _NAMES = (
-    "grad_norm",
-    "gradient_norm",
-    "global_grad_norm",
-    "grad_global_norm",
-    "total_grad_norm",
-    "global_norm",
-    "grad_l2_norm",
-    "gnorm",
-)
-_PROBE = f"/{PROBE_FIELDS[0]}"
+    ("grad_norm_before_clip", "grad_norm_pre_clip", "raw_grad_norm"),
+    (
+        "grad_norm", "gradient_norm", "global_grad_norm", "grad_global_norm",
+        "total_grad_norm", "global_norm", "grad_l2_norm", "gnorm",
+    ),
+)  # fmt: skip
 _STEPS = ("step", "global_step", "_step", "train/global_step")
 
 
@@ -48,37 +42,34 @@ class Log(NamedTuple):
     unit: str
 
 
-def log_of(table: Table, norm: str | None) -> Log:
+def log_of(log: Entries, norm: str | None) -> Log:
     """Return the run in a log; `norm` is the key of its norm, None to look for it.
 
     Raises:
       LogError: It has no norms, or steps with different keys.
     """
-    metrics = (
-        [] if norm or table.is_bare else _metrics_in(_without_foreign_forms(table.keys))
-    )
-    if metrics:
-        entries = table.entries_with(set(metrics))
-        columns = _columns(table, metrics, _norms_in(metrics), entries)
-        return _log(table, columns, None, entries)
-    key = _norm_in(table, norm)
-    entries = table.entries_with({key})
-    columns = _columns(table, [key], [key], entries)
-    # A slash would divide the name into a name and a field.
-    name = key.split("/")[-1] or BARE
-    columns[f"{name}/norm"] = columns.pop(key)
-    return _log(table, columns, key, entries)
-
-
-def _log(
-    table: Table,
-    columns: dict[str, np.ndarray],
-    key: str | None,
-    entries: np.ndarray,
-) -> Log:
-    norm = None if table.is_bare else key
-    count = len(table.places)
-    return Log(columns, norm, key is not None, len(entries), count, table.unit)
+    metrics = [] if norm or log.is_bare else _metrics_in(log.keys)
+    keys = metrics or [_norm_in(log, norm)]
+    index = [i for i, row in enumerate(log.rows) if not row.keys().isdisjoint(keys)]
+    there = set().union(*(log.rows[i] for i in index))
+    step = next((key for key in _STEPS if key in there), None)
+    _check_same(log, {*keys} | ({step} - {None}), index)
+    columns = {key: log.column(key, index) for key in keys}
+    for key in keys if not metrics else _norms_in(metrics):
+        _check(log, key, index, columns[key] < 0, "is negative")
+    counts = [key for key in keys if key == f"{transform_of(key)}/steps"]
+    if step is not None:
+        columns["step"] = log.column(step, index)
+        _check(log, step, index, ~np.isfinite(columns["step"]), "is not finite")
+    for key in counts:
+        _check(log, key, index, ~np.isfinite(columns[key]), "is not finite")
+    key = None
+    if not metrics:
+        # A slash would divide the name into a name and a field.
+        (key,) = keys
+        columns[f"{key.split('/')[-1]}/norm"] = columns.pop(key)
+    shown = None if log.is_bare else key
+    return Log(columns, shown, not metrics, len(index), len(log.rows), log.unit)
 
 
 def _metrics_in(keys: list[str]) -> list[str]:
@@ -86,87 +77,75 @@ def _metrics_in(keys: list[str]) -> list[str]:
 
     Trainers log keys of the same form, such as ``eval/steps``.
     """
-    norms = parts_in(keys)
-    if not norms:
+    keys = [key for key in keys if key == key.strip("/") and "/consecutive/" not in key]
+    names, probe = {*parts_in(keys)}, f"/{PROBE_FIELDS[0]}"
+    if not names:
         return []
-    present = set(keys)
     probes = {
         name
         for name in parts_in(keys, PROBE_FIELDS[0])
-        if {f"{name}/{field}" for field in PROBE_FIELDS} <= present
+        if {f"{name}/{field}" for field in PROBE_FIELDS} <= {*keys}
     }
-    names, ours = probes.union(norms), keys_of_metrics(keys)
+    ours = keys_of_metrics(keys)
     return [
         key
         for key in keys
         if key in ours
-        and (transform_of(key) in names or key.removesuffix("/loss") in names)
-        and (key.removesuffix(_PROBE) in probes or not key.endswith(_PROBE))
+        and (transform_of(key) in names | probes or key.removesuffix("/loss") in names)
+        and (key.removesuffix(probe) in probes or not key.endswith(probe))
     ]
 
 
-def _without_foreign_forms(keys: list[str]) -> list[str]:
-    """Return the keys without those that have no name, and counts of a part."""
-    return [k for k in keys if k == k.strip("/") and "/consecutive/" not in k]
-
-
-def _norm_in(table: Table, norm: str | None) -> str:
+def _norm_in(log: Entries, norm: str | None) -> str:
     """Return the key of the norm."""
-    if table.is_bare and norm is None:
+    if log.is_bare and norm is None:
         return BARE
-    keys = table.numeric_keys
-    if norm is not None and not table.is_bare and norm in table.keys:
-        return norm
-    listed = f"{', '.join(map(repr, keys[:20]))}{', ...' if keys[20:] else ''}"
+    if norm in log.keys and not log.is_bare:
+        return str(norm)
+    numbers = [
+        key for key in log.keys if all(is_number(row.get(key, 0)) for row in log.rows)
+    ]
+    listed = f"{', '.join(map(repr, numbers[:20]))}{', ...' if numbers[20:] else ''}"
     if norm is not None:
-        present = "numbers without keys" if table.is_bare else f"the numbers {listed}"
-        raise LogError(f"{table.path} has no {norm!r}, but {present}.")
-    for names in (_BEFORE, _NAMES):
-        matches = [key for key in table.keys if key.split("/")[-1].lower() in names]
+        present = "numbers without keys" if log.is_bare else f"the numbers {listed}"
+        raise LogError(f"{log.path} has no {norm!r}, but {present}.")
+    for names in _NAMES:
+        matches = [key for key in log.keys if key.split("/")[-1].lower() in names]
         if len(matches) == 1:
             return matches[0]
         if matches:
             raise LogError(
-                f"{table.path} has several norms: {', '.join(map(repr, matches))}. Pass"
+                f"{log.path} has several norms: {', '.join(map(repr, matches))}. Pass"
                 f" one of them, such as --norm {matches[0]}."
             )
     raise LogError(
-        f"{table.path} has no metrics of optclip and no 'grad_norm'; its numbers are"
+        f"{log.path} has no metrics of optclip and no 'grad_norm'; its numbers are"
         f" {listed or 'none'}. Pass the key of the norm with --norm KEY."
     )
 
 
-def _columns(
-    table: Table, keys: list[str], norms: list[str], entries: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Return the numbers of these keys, and the steps if they were logged."""
-    step = next((key for key in _STEPS if _has(table, key, entries)), None)
-    table.check_same({*keys, *filter(None, [step])}, entries)
-    columns = {key: table.column(key, entries) for key in keys}
-    for key in norms:
-        _check(table, key, columns[key] < 0, "is negative", entries)
-    counts = [key for key in keys if key == f"{transform_of(key)}/steps"]
-    for key in (*counts, *filter(None, [step])):
-        is_bad = ~np.isfinite(table.column(key, entries))
-        _check(table, key, is_bad, "is not finite", entries)
-    if step is not None:
-        columns["step"] = table.column(step, entries)
-    return columns
-
-
-def _has(table: Table, key: str, entries: np.ndarray) -> bool:
-    return key in table.keys and bool(np.isin(table.entries_with({key}), entries).any())
-
-
 def _norms_in(keys: list[str]) -> list[str]:
-    parted = parts_in(keys).items()
-    pairs = [(name, part) for name, parts in parted for part in parts]
+    pairs = [(name, part) for name, parts in parts_in(keys).items() for part in parts]
     return ["/".join(filter(None, (name, "norm", part))) for name, part in pairs]
 
 
+def _check_same(log: Entries, keys: set[str], index: list[int]) -> None:
+    """Raise an error unless these entries have the same of these keys."""
+    first = keys & log.rows[index[0]].keys()
+    for i in index:
+        if odd := sorted(first ^ (keys & log.rows[i].keys())):
+            places = log.places[index[0]], log.places[i]
+            has, lacks = places if odd[0] in first else places[::-1]
+            raise LogError(
+                f"{log.at(places[1])} differs in its keys: {log.unit} {has} has"
+                f" {odd[0]!r}, {log.unit} {lacks} does not. Log the same keys in each"
+                " step."
+            )
+
+
 def _check(
-    table: Table, key: str, is_bad: np.ndarray, problem: str, entries: np.ndarray
+    log: Entries, key: str, index: list[int], is_bad: np.ndarray, problem: str
 ) -> None:
     if is_bad.any():
-        place = table.places[int(entries[np.argmax(is_bad)])]
-        raise LogError(f"{table.at(place)}: {key!r} {problem}, which no run logs.")
+        place = log.places[index[int(np.argmax(is_bad))]]
+        raise LogError(f"{log.at(place)}: {key!r} {problem}, which no run logs.")

@@ -3,158 +3,169 @@
 from __future__ import annotations
 
 import base64
+import functools
+import io
+from collections.abc import Callable, Iterator
 from html import escape
+from typing import Any
 
-from .._monitor import percent
-from ._figures import Figure, figures_of
-from ._report import Norm, Report
-from ._text import NOTHING, left_out, origin
+import numpy as np
 
-# Plots keep a white ground on a dark page.
-_CSS = """
-:root { color-scheme: light dark; --text: #1b1f24; --page: #fff; --line: #d0d7de;
-  --soft: #57606a; --box: #f3f5f7; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --page: #0d1117;
-  --line: #3d444d; --soft: #9aa4af; --box: #161b22; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 74rem; padding: 1rem; color: var(--text);
-  background: var(--page); font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0.5rem 0; }
-h2 { font-size: 1.15rem; margin: 2rem 0 0.5rem; }
-h1, p, li, figcaption { overflow-wrap: anywhere; }
-.soft, footer, figcaption { color: var(--soft); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid var(--line); padding: 0.3rem 0.8rem 0.3rem 0;
-  text-align: right; vertical-align: bottom; }
-td { white-space: nowrap; }
-th:first-child, td:first-child { min-width: 7rem; text-align: left;
-  white-space: normal; }
-pre { background: var(--box); border-radius: 6px; overflow-x: auto; padding: 0.8rem;
-  font-size: 0.85rem; }
-ul { padding-left: 1.2rem; }
-.plots { display: grid; gap: 1.5rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
-figure { margin: 0; }
-img { background: #fff; border-radius: 6px; display: block; height: auto; width: 100%; }
-figcaption { font-size: 0.9rem; margin-bottom: 0.3rem; }
-footer { border-top: 1px solid var(--line); font-size: 0.85rem; margin-top: 2rem;
-  padding-top: 0.5rem; }
+from .._monitor import parts_in
+from .._plot import distribution, heatmap, norms, rate, steps_in
+from ._report import Norm, Report, key_of, phrase, text_of
+
+# Of several groups or leaves, those with the largest norms have a plot of their own.
+_MOST = 3
+# Inches at 96 dots each, the width of a phone's page.
+_WIDTH, _HEIGHT = 3.7, 2.7
+_STYLE = {
+    "font.size": 9.0, "axes.titlesize": 9.0, "legend.fontsize": 8.0,
+    # Agg draws a line of more points in chunks, since their number is limited.
+    "agg.path.chunksize": 10_000, "axes.formatter.limits": (-4, 5),
+}  # fmt: skip
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 74rem;
+  padding: 1rem; }}
+pre {{ overflow-x: auto; }}
+.plots {{ display: grid; gap: 1.5rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }}
+figure {{ margin: 0; }}
+img {{ height: auto; width: 100%; }}
+</style></head>
+<body>
+<h1>{title}</h1>
+<pre>{text}</pre>
+<div class="plots">
+{figures}
+</div>
+<p>Written by <code>python -m optclip report</code>, optclip {version}</p>
+</body>
+</html>
 """
+_FIGURE = """\
+<figure><figcaption>{title}</figcaption>
+<img alt="{text}" src="data:image/png;base64,{png}"></figure>"""
+
+Draw = Callable[..., Any]
+
+
+def require_matplotlib() -> None:
+    """Raise an error if Matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "--html requires Matplotlib, which is not installed. Install it with pip"
+            " install matplotlib."
+        ) from error
 
 
 def page_of(report: Report, version: str) -> str:
-    """Return the page."""
-    figures = figures_of(report)
-    title = f"Gradient norms of {escape(report.path.rpartition('/')[2])}"
-    body = [
-        f"<h1>{title}</h1>",
-        f'<p class="soft">{escape(report.path)}: {escape(origin(report))}</p>',
-        *_verdict(report),
-        *_thresholds(report),
-        *_quantiles(report),
-        *_summary(report),
-        *_plots(figures),
-        f"<footer>Written by <code>python -m optclip report</code>, optclip {version}"
-        "</footer>",
-    ]
-    viewport = "width=device-width, initial-scale=1"
-    head = [
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        '<head><meta charset="utf-8">',
-        f'<meta name="viewport" content="{viewport}">',
-        f"<title>{title}</title>",
-        f"<style>{_CSS}</style></head>",
-    ]
-    return "\n".join([*head, "<body>", *body, "</body>", "</html>", ""])
+    """Return the page: the text of the report, and plots."""
+    import matplotlib as mpl
 
-
-def _verdict(report: Report) -> list[str]:
-    findings = report.verdict or [f"{NOTHING.capitalize()}."]
-    items = [f"<li>{escape(finding)}</li>" for finding in findings]
-    return ["<h2>Verdict</h2>", "<ul>", *items, "</ul>"]
-
-
-def _thresholds(report: Report) -> list[str]:
-    # The suggestion is first, where a phone shows it without scrolling.
-    suggested = ("norm", "suggested threshold", "would clip")
-    recorded = ("median", "largest", "in step", "not finite", "steps")
-    names = (*suggested, *recorded, "threshold", "clipped")
-    heads = "".join(f"<th>{name}</th>" for name in names)
-    rows = [f"<tr>{_cells(norm)}</tr>" for norm in report.norms]
-    lines = ["<h2>Norms and thresholds</h2>", *_table(heads, rows)]
-    problems = {norm.label: norm.problem for norm in report.norms if norm.problem}
-    lines += [
-        f'<p class="soft">No threshold for {escape(label)}: {escape(problem)}.</p>'
-        for label, problem in problems.items()
-    ]
-    lines += [f'<p class="soft">{left_out(report)}.</p>'] if report.left else []
-    return lines
-
-
-def _quantiles(report: Report) -> list[str]:
-    pairs = [(norm.label, norm.suggestion) for norm in report.norms]
-    pairs = [(label, each) for label, each in pairs if each is not None]
-    if not pairs:
-        return []
-    first = pairs[0][1]
-    heads = "<th>norm</th>" + "".join(f"<th>{q:.0%}</th>" for q in first.quantiles)
-    rows = []
-    for label, each in pairs:
-        cells = "".join(f"<td>{_number(x)}</td>" for x in each.quantiles.values())
-        rows.append(f"<tr><td>{_name(label)}</td>{cells}</tr>")
-    note = (
-        f'<p class="soft">Quantiles and suggested thresholds exclude the first'
-        f" {first.skipped} of {report.log.read} norms.</p>"
+    # The settings of the user, such as a dark style, would not fit the page.
+    settings: Any = {**mpl.rcParamsDefault, **_STYLE}
+    with mpl.rc_context(settings):
+        figures = [*filter(None, (_figure(*each) for each in _plots(report)))]
+    return _PAGE.format(
+        title=escape(f"Gradient norms of {report.path.rpartition('/')[2]}"),
+        text=escape(text_of(report)),
+        figures="\n".join(figures),
+        version=version,
     )
-    return ["<h2>Quantiles of the norms</h2>", *_table(heads, rows), note]
 
 
-def _table(heads: str, rows: list[str]) -> list[str]:
-    # A box that scrolls takes the focus, so that a keyboard can scroll it.
-    box = '<div class="scroll" tabindex="0"><table>'
-    return [box, f"<tr>{heads}</tr>", *rows, "</table></div>"]
+def _plots(report: Report) -> Iterator[tuple[str, Draw, str]]:
+    """Yield the title, the function and the description of each plot."""
+    columns, drawn = report.log.columns, [norm.name for norm in report.norms]
+    for i, norm in enumerate(report.norms):
+        if drawn[:i].count(norm.name) < _MOST:
+            yield from _plots_of(report, norm)
+    leaves = parts_in(columns, "leaf_norm")
+    for name, parts in parts_in(columns).items():
+        if name not in drawn and parts == [""]:
+            draw = functools.partial(norms, columns, clip=name)
+            text = "Norms over the steps, in skipped steps too."
+            yield f"{name}: norm at each step", draw, text
+        parts = [part for part in [*parts, *leaves.get(name, [])] if part]
+        if len(parts) > 1:
+            draw = functools.partial(heatmap, columns, clip=name)
+            text = f"The norms of {len(parts)} groups or leaves over the steps."
+            yield f"{name}: norm of each part", draw, text
 
 
-def _cells(norm: Norm) -> str:
-    suggestion = norm.suggestion
-    numbers = (
-        f"<b>{suggestion.max_norm:.9g}</b>" if suggestion else "",
-        f"{suggestion.rate:.1%}" if suggestion else "",
-        _number(norm.median),
-        _number(norm.largest),
-        "" if norm.at is None else str(norm.at),
-        str(norm.nonfinite),
-        str(norm.steps),
-        _number(norm.threshold),
-        "" if norm.clipped is None else percent(norm.clipped),
-    )
-    cells = "".join(f"<td>{number or '-'}</td>" for number in numbers)
-    return f"<td>{_name(norm.label)}</td>{cells}"
+def _plots_of(report: Report, norm: Norm) -> Iterator[tuple[str, Draw, str]]:
+    columns, start, skipped = report.log.columns, norm.label, 0
+    words, clipped = "norm at each step", "fraction of steps clipped"
+    if norm.threshold is None:
+        if norm.suggestion is None:
+            return
+        columns, limit = _planned(report, norm), f"{norm.suggestion.max_norm:.9g}"
+        skipped = norm.suggestion.skipped
+        words, clipped = (
+            f"norm, if clipped at {limit}",
+            f"fraction that {limit} would clip",
+        )
+    choice = {"clip": norm.name, "part": norm.part if norm.threshold else None}
+    draw = functools.partial(norms, columns, **choice)
+    yield f"{start}: {words}", draw, f"Norms over the steps: {phrase(norm)}."
+    if norm.part is None:
+        draw = functools.partial(rate, columns, **choice)
+        yield f"{start}: {clipped}", draw, f"Clipped steps: {phrase(norm)}."
+        # The threshold is drawn with the norms that it was chosen from.
+        considered = {key: x[skipped:] for key, x in columns.items()}
+        draw = functools.partial(distribution, considered, **choice)
+        since = f" from step {considered['step'][0]:.0f}" if skipped else ""
+        yield f"{start}: distribution{since}", draw, f"Histogram: {phrase(norm)}."
 
 
-def _name(label: str) -> str:
-    """Return a name that a narrow page breaks between words only."""
-    return escape(label).replace("/", "/<wbr>").replace("_", "_<wbr>")
+def _planned(report: Report, norm: Norm) -> dict[str, np.ndarray]:
+    """Return the record of a run that clips at the suggested threshold.
+
+    A run without clipping has nothing else to draw.
+    """
+    columns = report.log.columns
+    x = columns[key_of(norm.name, "norm", norm.part)]
+    limit = norm.suggestion.max_norm if norm.suggestion else np.inf
+    return {
+        "step": steps_in(columns).at,
+        f"{norm.name}/norm": x,
+        f"{norm.name}/threshold": np.full_like(x, limit),
+        f"{norm.name}/coefficient": np.divide(
+            limit, x, out=np.ones_like(x), where=x > limit
+        ),
+    }
 
 
-def _number(x: float | None) -> str:
-    return "" if x is None else f"{x:.4g}"
+def _figure(title: str, draw: Draw, text: str) -> str | None:
+    """Return a figure of the page, or None if no norm is finite and above 0."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-
-def _summary(report: Report) -> list[str]:
-    if not report.summary:
-        return []
-    text = escape("\n".join(report.summary))
-    return ["<h2>Summary of the last step</h2>", f'<pre tabindex="0">{text}</pre>']
-
-
-def _plots(figures: list[Figure]) -> list[str]:
-    lines = ["<h2>Plots</h2>", '<div class="plots">']
-    for figure in figures:
-        data = base64.b64encode(figure.png).decode()
-        image = f'<img alt="{escape(figure.text)}" src="data:image/png;base64,{data}">'
-        caption = f"<figcaption>{escape(figure.title)}</figcaption>"
-        lines += [f"<figure>{caption}{image}</figure>"]
-    return [*lines, "</div>"] if figures else []
+    canvas = Figure((_WIDTH, _HEIGHT), dpi=200, layout="constrained")
+    ax = canvas.add_subplot()
+    try:
+        draw(ax=ax)
+    except ValueError:
+        return None
+    ax.set_title("")
+    if ax.images:
+        # The end of a path differs most.
+        labels = [label.get_text()[-18:] for label in ax.get_yticklabels()]
+        ax.set_yticks(range(len(labels)), labels, fontsize=7)
+        canvas.set_figheight(max(_HEIGHT, 0.9 + 0.14 * len(labels)))
+    elif ax.get_legend_handles_labels()[1]:
+        # Inside such small axes it would hide some numbers.
+        place = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1.0), "ncols": 4}
+        ax.legend(**place, frameon=False, columnspacing=1.0, handlelength=1.5)
+    stream = io.BytesIO()
+    FigureCanvasAgg(canvas).print_png(stream)
+    png = base64.b64encode(stream.getvalue()).decode()
+    return _FIGURE.format(title=escape(title), text=escape(text), png=png)

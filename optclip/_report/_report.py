@@ -1,12 +1,13 @@
-"""Compute a report: the summary, the verdict, and a threshold for each norm."""
+"""Write a report: the summary, the verdict, and a threshold for each norm."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._monitor import Suggestion, has_run, parts_in, suggest, summary
+from .._monitor import Suggestion, has_run, parts_in, percent, suggest, summary
 from .._plot import clip_in, steps_in
 from ._log import Log
 
@@ -160,3 +161,69 @@ def _clipping_of(
     if not thresholds.size:
         return None, None
     return float(thresholds[-1]), float(np.mean(clip.clipped))
+
+
+def text_of(report: Report) -> str:
+    """Return the report as lines of text, for a terminal."""
+    lines = [f"{report.path}: {_origin(report)}"]
+    if report.summary:
+        lines += ["", "Last step", *report.summary]
+    lines += ["", "All steps"]
+    lines += [f"{norm.label}: {phrase(norm)}" for norm in report.norms]
+    lines += [f"-> {finding}" for finding in report.verdict or ["nothing stands out"]]
+    for norm in report.norms:
+        lines += ["", f"Suggested threshold for {norm.label}"]
+        lines += [str(norm.suggestion) if norm.suggestion else f"none: {norm.problem}"]
+    if report.left:
+        lines += ["", f"and {report.left} more groups or leaves with smaller norms"]
+    return "\n".join(lines)
+
+
+def _origin(report: Report) -> str:
+    """Return what was read."""
+    log, (first, last) = report.log, report.steps
+    units = {"line": "lines", "entry": "entries"}[log.unit]
+    units = units if log.entries != 1 else log.unit
+    count = f"{log.read} of {log.entries}" if log.read < log.entries else log.entries
+    of = f"{log.norm!r} in " if log.norm else ""
+    of = of if log.is_bare else "metrics in "
+    return f"{of}{count} {units}, steps {first} to {last}"
+
+
+def phrase(norm: Norm) -> str:
+    """Return the norms of a run and how often they were clipped."""
+    phrases = [f"{norm.steps} norms"]
+    if norm.median is not None:
+        phrases += [f"median {norm.median:.4g}"]
+        phrases += [f"largest {norm.largest:.4g} in step {norm.at}"]
+    if norm.nonfinite:
+        phrases += [f"{norm.nonfinite} not finite"]
+    if norm.clipped is not None:
+        phrases += [f"{percent(norm.clipped)} clipped"]
+    return ", ".join(phrases)
+
+
+def json_of(report: Report, version: str) -> str:
+    """Return the report as a JSON object; numbers that do not exist are null."""
+    first, last = report.steps
+    document = {
+        "optclip": version,
+        "file": report.path,
+        "entries": report.log.entries,
+        "read": report.log.read,
+        "first_step": first,
+        "last_step": last,
+        "summary": report.summary,
+        "verdict": report.verdict,
+        "norms": [_fields(norm) for norm in report.norms],
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _fields(norm: Norm) -> dict[str, Any]:
+    fields = norm._asdict()
+    fields["largest_step"] = fields.pop("at")
+    fields["no_suggestion"] = fields.pop("problem") or None
+    if norm.suggestion is not None:
+        fields["suggestion"] = norm.suggestion._asdict()
+    return fields
