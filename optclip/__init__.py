@@ -25,7 +25,7 @@ Index::
                         clip_after, clip_before, constrain, carry_over
     Monitoring          metrics, history, summary, explain, suggest, plot
     Private training    per_example: clipped_grad, clipped_sum, norms, aggregate
-    Backward pass       clip_cotangent, with_clipped_cotangent, cotangent_probe
+    Backward pass       clip_cotangent, cotangent_probe
     Attention           clip_attention_logits (QK-Clip), Heads, find_heads
     Matrices            clip_by_singular_value, clip_by_spectral_norm
     Keras               keras: clipped, for `model.fit` of Keras 3 on JAX
@@ -33,10 +33,9 @@ Index::
     Command line        python -m optclip report run.jsonl
 """
 
-import sys as _sys
+import inspect as _inspect
 
 from . import (
-    _public_names,
     functional,
     keras,
     norms,
@@ -53,7 +52,6 @@ from ._attention._clip_logits_transform import clip_attention_logits
 from ._attention._find_heads import find_heads
 from ._attention._heads import Heads
 from ._cotangents._clip_cotangent import clip_cotangent
-from ._cotangents._layer_decorator import with_clipped_cotangent
 from ._cotangents._probe import cotangent_probe
 from ._explain._explain import explain
 from ._explain._explanation import Explanation
@@ -133,30 +131,37 @@ __all__ = [
     "thresholds",
     "typing",
     "units",
-    "with_clipped_cotangent",
     "with_error_feedback",
     "with_history",
     "with_periodic_reset",
 ]
 
 
+_MODULES = (
+    functional, recipes, thresholds, responses, scopes, norms, per_example, plot, keras,
+    typing,
+)  # fmt: skip
+
+
 def __getattr__(name: str) -> object:
-    places = (
-        functional, recipes, thresholds, responses, scopes, norms, per_example, keras,
-        typing,
-    )  # fmt: skip
-    found = [f"{m.__name__}.{name}" for m in places if name in m.__all__]
-    raise _public_names.lacking(__name__, name, found=found)
+    found = [f"{m.__name__}.{name}" for m in _MODULES if name in m.__all__]
+    hint = f". Did you mean {found[0]}?" if found else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-_MODULES = (
-    functional, keras, norms, per_example, plot, recipes, responses, scopes,
-    thresholds, typing, _sys.modules[__name__],
-)  # fmt: skip
-_public_names.explain_missing_names(functional)
-_public_names.name_public_paths(*_MODULES)
-_public_names.print_names_of_types(*_MODULES)
+def _name_public_modules() -> None:
+    """Let classes name the module to import them from, so pickles outlive moves."""
+    public = [(m.__name__, vars(m), m.__all__) for m in _MODULES]
+    for module, members, names in [*public, (__name__, globals(), __all__)]:
+        for value in map(members.get, names):
+            if isinstance(value, type) and value.__module__.startswith(__name__):
+                annotations = _inspect.get_annotations(value, eval_str=True)
+                value.__annotations__ = annotations
+                value.__module__ = module
+
+
+_name_public_modules()

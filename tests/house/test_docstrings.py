@@ -73,17 +73,8 @@ def test_docstrings_cover_the_package():
 
 
 @pytest.mark.parametrize("path", CALLED)
-def test_signature_names_types_without_quotes_or_expansion(path):
+def test_types_of_signature_can_be_evaluated(path):
     member = PUBLIC[path]
     # Pickles still load after the file of a class has moved.
     assert not (inspect.isclass(member) and "._" in member.__module__)
-    methods = [
-        method
-        for name, method in vars(member).items()
-        if inspect.isclass(member) and not name.startswith("_") and callable(method)
-    ]
-    for function in [member, *methods]:
-        text = str(inspect.signature(function))
-        annotated = text.replace("= '", "")  # A default may be a string.
-        assert not re.search(r"[:>] '|\| '|ForwardRef|jaxlib|collections\.", annotated)
-        typing.get_type_hints(function)
+    typing.get_type_hints(member)

@@ -12,16 +12,6 @@ EQUIVALENTS = {
     "quantile": "optclip.thresholds.quantile",
     "global_norm": "optclip.functional.global_norm",
     "clipped": "optclip.keras.clipped",
-    # Of other libraries.
-    "adaptive_grad_clip": "optclip.recipes.agc",
-    "apply_if_finite": "optclip.skip",
-    "clip": "optclip.clip_by_value",
-    "clip_by_block_rms": "optclip.clip_by_rms",
-    "clip_grad_norm": "optclip.functional.clip_by_global_norm",
-    "clip_grad_norm_": "optclip.functional.clip_by_global_norm",
-    "clip_grad_value_": "optclip.functional.clip_by_value",
-    "qk_clip": "optclip.clip_attention_logits",
-    "skip_not_finite": "optclip.skip",
 }
 
 
@@ -37,15 +27,6 @@ def test_missing_name_raises_with_its_equivalent(name):
     for part in equivalent.split(".")[1:]:
         found = getattr(found, part)
     assert callable(found)
-
-
-@pytest.mark.parametrize(
-    ("name", "equivalent"),
-    [("clip", "functional.clip_by_value"), ("skip_not_finite", "skip")],
-)
-def test_missing_pure_function_raises_with_its_equivalent(name, equivalent):
-    with pytest.raises(AttributeError, match=rf"Did you mean optclip\.{equivalent}\?$"):
-        getattr(optclip.functional, name)
 
 
 def test_missing_name_without_equivalent_raises_as_usual():
