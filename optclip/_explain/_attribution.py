@@ -138,3 +138,15 @@ def _scaled(grads: list[jax.Array]) -> list[jax.Array]:
 
 def _joined(parts: list[Any], step: Step) -> np.ndarray:
     return np.concatenate(parts).reshape(step.shape)
+
+
+def nonfinite_examples(step: Step, places: list[tuple[int, ...]]) -> list[int]:
+    """Return the examples whose loss, at these places, or gradient is not finite.
+
+    A batch that cannot be split has gradients of the whole batch only, so that these
+    examples are found by their losses.
+    """
+    examples = {place[0] for place in places}
+    if step.can_be_split():
+        examples |= {*np.flatnonzero(~np.isfinite(example_norms(step))).tolist()}
+    return sorted(examples)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,21 +106,44 @@ def _words(axis: int, index: int, shape: tuple[int, ...]) -> str:
     return f"index {index} of axis {axis}"
 
 
-def standing_out(fractions: np.ndarray) -> int | None:
-    """Return the index of the entry with over half of the total, or None.
+def entries_of(
+    fractions: np.ndarray | None, losses: np.ndarray
+) -> tuple[list[Contribution], list[Contribution], list[Contribution]]:
+    """Return single losses, examples and positions, largest first, if there are any.
+
+    Args:
+      fractions: Fractions of the losses, or of the examples alone, or None.
+      losses: Losses, `(batch,)` or `(batch, positions)`.
+    """
+    if fractions is None:
+        return [], [], []
+    if fractions.ndim == 1:
+        means = losses.reshape(len(losses), -1).mean(1)
+        return [], _largest_first(fractions, means, lambda i: (i, None)), []
+    width = fractions.shape[1]
+    return (
+        _largest_first(fractions.ravel(), losses.ravel(), lambda i: divmod(i, width)),
+        _largest_first(fractions.sum(1), losses.mean(1), lambda i: (i, None)),
+        _largest_first(fractions.sum(0), losses.mean(0), lambda i: (None, i)),
+    )
+
+
+def _largest_first(
+    fractions: np.ndarray, losses: np.ndarray, place: Callable[[int], tuple[Any, Any]]
+) -> list[Contribution]:
+    order = np.argsort(-np.abs(fractions), kind="stable").tolist()
+    return [
+        Contribution(*place(i), float(fractions[i]), float(losses[i])) for i in order
+    ]
+
+
+def standing_out(entries: list[Contribution]) -> Contribution | None:
+    """Return the first entry, the largest, if it has over half of the total.
 
     It must also have over twice its equal part, since one of two entries always has
     half. Opposing entries count by their size.
     """
-    sizes = np.abs(np.ravel(fractions))
-    if not sizes.size or not np.all(np.isfinite(sizes)):
+    sizes = np.abs([entry.fraction for entry in entries])
+    if not len(sizes) or not np.all(np.isfinite(sizes)):
         return None
-    index = int(np.argmax(sizes))
-    least = max(0.5, 2 / sizes.size) * np.sum(sizes)
-    return index if sizes[index] > least else None
-
-
-def largest(fractions: np.ndarray, top: int) -> list[int]:
-    """Return the indices of the largest entries, in order."""
-    order = np.argsort(-np.abs(np.ravel(fractions)), kind="stable")
-    return order[:top].tolist()
+    return entries[0] if sizes[0] > max(0.5, 2 / len(sizes)) * np.sum(sizes) else None

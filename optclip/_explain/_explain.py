@@ -9,12 +9,10 @@ import numpy as np
 
 from .._arrays import _validate
 from .._typing import History, PyTree
-from . import _attribution, _findings, _nonfinite
-from ._contributions import tables_of
+from . import _attribution, _findings
+from ._entries import entries_of
 from ._explanation import Explanation
-from ._largest_leaves import leaves_of, medians_of
-from ._outliers import outliers_of
-from ._sizes import sizes_of
+from ._leaf_sizes import leaves_of, medians_of, outliers_of, sizes_of
 from ._step import step_of
 
 
@@ -73,23 +71,31 @@ def explain(
     values, grads = _attribution.gradient(step)
     sizes, sizes_of_params = sizes_of(grads), sizes_of(step.leaves)
     leaves = leaves_of(step.names, sizes, medians)
-    bad = _nonfinite.found_in(step, values, sizes, sizes_of_params)
+    bad_losses = [tuple(map(int, place)) for place in np.argwhere(~np.isfinite(values))]
+    bad_leaves, bad_params = (
+        [name for name, x in zip(step.names, each, strict=True) if not x.is_finite]
+        for each in (sizes, sizes_of_params)
+    )
+    bad_examples: list[int] = []
     fractions, method = None, "derivative"
-    if not bad.is_in_gradient and any(size.norm > 0 for size in sizes):
+    if bad_losses or bad_leaves:
+        bad_examples = _attribution.nonfinite_examples(step, bad_losses)
+    elif any(size.norm > 0 for size in sizes):
         fractions, method = _attribution.contributions(step, grads)
-    tables = tables_of(fractions, values)
+    entries = entries_of(fractions, values)
     outliers = outliers_of(step.names, sizes_of_params)
+    bad = bad_losses, bad_examples, bad_leaves, bad_params
     findings = [
-        *_findings.of_nonfinite(bad, values.shape[0]),
+        *_findings.of_nonfinite(*bad, len(values)),
         *_findings.of_outliers(outliers),
-        *_findings.of_contributions(tables, method),
+        *_findings.of_contributions(entries, method),
         *_findings.of_leaves(leaves),
         *_findings.of_history(leaves),
     ]
     norm = float(np.hypot.reduce([size.norm for size in sizes]))
-    by_example, by_position = (t.largest(top) for t in tables[1:])
+    by_loss, by_example, by_position = (each[:top] for each in entries)
     return Explanation(
         findings, norm, leaves[:top],
-        by_example, by_position, tables.losses.largest(top), method,
+        by_example, by_position, by_loss, method,
         outliers[:top], *bad,
     )  # fmt: skip

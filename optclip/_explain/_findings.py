@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ._attribution import Method
-from ._contributions import Tables
-from ._entries import Contribution, Leaf, Outlier, named
-from ._nonfinite import Nonfinite
+from ._entries import Contribution, Leaf, Outlier, named, standing_out
 
 # In healthy models one leaf, such as the embedding, often has over half.
 _MOST_OF_A_LEAF = 0.9
@@ -16,11 +14,13 @@ _MOST_TIMES_MEDIAN = 10
 _TOGETHER = 3
 
 
-def of_contributions(tables: Tables, method: Method) -> list[str]:
+def of_contributions(
+    tables: tuple[list[Contribution], ...], method: Method
+) -> list[str]:
     """Return the sentence of a single loss, example or position, in this order."""
     of = "the gradient" if method == "derivative" else "the squared norms of examples"
     for table in tables:
-        entry = table.standing_out()
+        entry = standing_out(table)
         if entry is not None:
             return [f"{_percent(entry.fraction)} of {of} is {entry}."]
     return []
@@ -65,24 +65,30 @@ def of_outliers(outliers: list[Outlier]) -> list[str]:
     return [f"Parameters: {outlier} has {_times(outlier.ratio)} the median {of}."]
 
 
-def of_nonfinite(bad: Nonfinite, batch: int) -> list[str]:
+def of_nonfinite(
+    losses: list[tuple[int, ...]],
+    examples: list[int],
+    leaves: list[str],
+    params: list[str],
+    batch: int,
+) -> list[str]:
     """Return the sentences of NaN and inf."""
     sentences = []
-    if bad.params:
-        names = [named(name) for name in bad.params]
+    if params:
+        names = [named(name) for name in params]
         sentences.append(f"Parameters are not finite: {_list(names)}.")
-    if len(bad.losses) == 1:
-        example, *position = bad.losses[0]
+    if len(losses) == 1:
+        example, *position = losses[0]
         entry = Contribution(example, position[0] if position else None, 0.0, 0.0)
         sentences.append(f"The loss of {entry} is not finite.")
-    elif bad.losses:
-        sentences.append(f"{len(bad.losses)} losses are not finite.")
-    elif bad.leaves:
+    elif losses:
+        sentences.append(f"{len(losses)} losses are not finite.")
+    elif leaves:
         sentences.append("All losses are finite, but the gradient is not.")
-    if bad.leaves:
-        names = _list([named(name) for name in bad.leaves])
-        of = _list([f"example {i}" for i in bad.examples])
-        of = "each example" if len(bad.examples) == batch > 1 else of
+    if leaves:
+        names = _list([named(name) for name in leaves])
+        of = _list([f"example {i}" for i in examples])
+        of = "each example" if len(examples) == batch > 1 else of
         by = f", by {of}" if of else ""
         sentences.append(f"NaN or inf in the gradient of {names}{by}.")
     return sentences

@@ -1,0 +1,176 @@
+"""Measure the leaves of a gradient and of the parameters, and their slices."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import _leaves
+from .._monitor import parts_in, read
+from .._typing import History
+from ._entries import Leaf, Outlier, Slice
+
+# Trained embeddings have rows of some times the median, and layers differ in scale.
+_MOST_OF_SLICES = 30
+_MOST_OF_LEAVES = 100
+# A median of fewer says nothing about an outlier.
+_FEWEST = 3
+
+
+class Size(NamedTuple):
+    """Hold the norm of a leaf and those of its slices.
+
+    Attributes:
+      norm: L2 norm of the leaf; NaN or inf if an element is not finite.
+      slices: For each axis, the norm of each slice.
+      shape: Shape of the leaf; a scalar has one axis.
+    """
+
+    norm: float
+    slices: list[np.ndarray]
+    shape: tuple[int, ...]
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.norm)
+
+    @property
+    def rms(self) -> float:
+        return self.norm / np.sqrt(max(math.prod(self.shape), 1))
+
+
+def sizes_of(leaves: list[jax.Array]) -> list[Size]:
+    """Return the sizes of leaves, with the sums over slices in float64."""
+    return [
+        _size(x, scale, sums)
+        for x, (scale, sums) in zip(leaves, _sums(leaves), strict=True)
+    ]
+
+
+def _size(leaf: jax.Array, scale: jax.Array, sums: list[jax.Array]) -> Size:
+    squares = [np.asarray(x, np.float64) for x in sums]
+    unit = float(scale)
+    # Fewest elements are summed on the device along the longest axis.
+    norm = unit * float(np.sqrt(np.sum(max(squares, key=len))))
+    return Size(norm, [unit * np.sqrt(x) for x in squares], leaf.shape or (1,))
+
+
+@jax.jit
+def _sums(leaves: list[jax.Array]) -> list[tuple[jax.Array, list[jax.Array]]]:
+    """Return the largest element of each leaf, and sums of squares relative to it."""
+    return [_sums_of(jnp.atleast_1d(x)) for x in leaves]
+
+
+def _sums_of(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    size = jnp.abs(_leaves.widen(x))
+    finite = jnp.where(jnp.isfinite(size), size, 0)
+    largest = jnp.max(finite, initial=0.0)
+    # Squares of numbers above 1e19 or below 1e-23 would leave the range of float32.
+    scale = jnp.where(largest > 0, largest, 1)
+    squares = (size / scale) ** 2
+    axes = range(x.ndim)
+    return scale, [jnp.sum(squares, axis=[b for b in axes if b != a]) for a in axes]
+
+
+def leaves_of(
+    names: list[str], sizes: list[Size], medians: dict[str, float] | None
+) -> list[Leaf]:
+    """Return all leaves, largest first; by their ratio to the history if there is one.
+
+    Leaves with NaN or inf are first, leaves that the history lacks last.
+    """
+    norms = np.array([size.norm for size in sizes])
+    with np.errstate(over="ignore", invalid="ignore"):
+        relative = norms / (np.max(norms, where=np.isfinite(norms), initial=0) or 1)
+        fractions = relative**2 / (np.sum(relative**2) or 1)
+    leaves = [
+        Leaf(name, size.norm, float(fraction), _slice(size), None)
+        for name, size, fraction in zip(names, sizes, fractions, strict=True)
+    ]
+    order = norms
+    if medians is not None:
+        ratios = [
+            norm / medians.get(n, np.inf) for n, norm in zip(names, norms, strict=True)
+        ]
+        leaves = [
+            leaf._replace(ratio=float(ratio)) if leaf.name in medians else leaf
+            for leaf, ratio in zip(leaves, ratios, strict=True)
+        ]
+        order = np.array(ratios)
+    order = np.nan_to_num(order, nan=np.inf, posinf=np.inf)
+    return [leaves[i] for i in np.argsort(-order, kind="stable")]
+
+
+def _slice(size: Size) -> Slice | None:
+    """Return the slice that exceeds its equal part of the leaf the most."""
+    if not 0 < size.norm < np.inf:
+        return None
+    slices = [
+        Slice(axis, index, float((norms[index] / size.norm) ** 2), size.shape)
+        for axis, norms in enumerate(size.slices)
+        for index in [int(np.argmax(norms))]
+        if len(norms) > 1
+    ]
+    return max(slices, key=lambda s: s.fraction * s.length, default=None)
+
+
+def medians_of(history: History, names: list[str]) -> dict[str, float]:
+    """Return the median norm of each leaf in a history.
+
+    Raises:
+      ValueError: The history has no norms of these leaves.
+    """
+    arrays = read(history)
+    medians = {}
+    # The norms of the whole gradient come first: those of rules may be of updates.
+    for field in ("leaf_norm", "norm"):
+        for transform, parts in parts_in(arrays, field).items():
+            for name in set(parts) & set(names) - medians.keys():
+                norms = arrays[f"{transform}/{field}/{name}"]
+                positive = norms[np.isfinite(norms) & (norms > 0)]
+                if positive.size:
+                    medians[name] = float(np.median(positive))
+    if not medians:
+        raise ValueError(
+            f"`history` has no norms of the leaves of `params`, such as {names[0]!r}."
+            ' Record them: optclip.skip(tx, record="leaves"), or'
+            ' clip_by_global_norm(..., record="leaves").'
+        )
+    return medians
+
+
+def outliers_of(names: list[str], sizes: list[Size]) -> list[Outlier]:
+    """Return slices of over 30 times their median, leaves of over 100; largest first.
+
+    Only leaves with two axes or more are compared: biases and scales vary widely.
+    """
+    matrices = [
+        (name, size)
+        for name, size in zip(names, sizes, strict=True)
+        if len(size.slices) > 1 and np.isfinite(size.norm)
+    ]
+    outliers = [
+        Outlier(name, size.shape, axis, *outlier)
+        for name, size in matrices
+        for axis, norms in enumerate(size.slices)
+        for outlier in _above(norms, _MOST_OF_SLICES)
+    ]
+    rms = np.array([size.rms for _, size in matrices])
+    outliers += [
+        Outlier(matrices[i][0], matrices[i][1].shape, None, None, ratio)
+        for i, ratio in _above(rms, _MOST_OF_LEAVES)
+    ]
+    return sorted(outliers, key=lambda outlier: -outlier.ratio)
+
+
+def _above(sizes: np.ndarray, most: float) -> list[tuple[int, float]]:
+    """Return the index and ratio of sizes that exceed `most` times their median."""
+    median = np.median(sizes) if len(sizes) >= _FEWEST else 0.0
+    if median == 0:
+        return []
+    ratios = sizes / median
+    return [(int(i), float(ratios[i])) for i in np.flatnonzero(ratios > most)]
