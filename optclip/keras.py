@@ -11,9 +11,7 @@ Keras is imported at the first call and installed by `pip install keras`. Set
 `KERAS_BACKEND=jax` before that.
 """
 
-from ._keras._clip_state import clip_state
-from ._keras._clipped import clipped
-from ._keras._custom_objects import custom_objects
-from ._keras._log_metrics import log_metrics
+from ._keras._clipped import clipped, custom_objects
+from ._keras._read_state import clip_state, log_metrics
 
 __all__ = ["clip_state", "clipped", "custom_objects", "log_metrics"]
