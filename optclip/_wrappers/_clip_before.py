@@ -58,12 +58,9 @@ def clip_before(
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
         # Only `init` shows whether a single entry is the state of `inner` or the only
         # entry of a tuple of states. Without arrays, it costs no memory.
-        inner_shapes, clip_shapes = jax.eval_shape(
-            lambda like: (second.init(like), first.init(like)),
-            updates if params is None else params,
-        )
-        _check_state(state, inner_shapes, clip_shapes)
-        inner_state = state[:-1] if _is_unpacked(inner_shapes) else state[0]
+        shapes = jax.eval_shape(second.init, updates if params is None else params)
+        _check_state(state, shapes)
+        inner_state = state[:-1] if _is_unpacked(shapes) else state[0]
         clip_args = extra_args | {"inner_state": inner_state}
         clipped, clip_state = first.update(updates, state[-1], params, **clip_args)
         updates, inner_state = second.update(clipped, inner_state, params, **extra_args)
@@ -82,31 +79,18 @@ def _is_unpacked(inner_state: PyTree) -> bool:
     return type(inner_state) is tuple and len(inner_state) > 0
 
 
-def _check_state(state: Any, inner_state: PyTree, clip_state: PyTree) -> None:
-    """Raise unless `state` has entries of the types of these states."""
-    expected = [_type(x) for x in _joined(inner_state, clip_state)]
-    types = [_type(x) for x in state] if type(state) is tuple else None
-    if types == expected:
-        return
-    # Fixed thresholds accept these instead of their state.
-    absent = (type(None), optax.EmptyState)
-    if types and types[:-1] == expected[:-1] and types[-1] in absent:
+def _check_state(state: Any, inner_state: PyTree) -> None:
+    """Raise unless `state` is a state of `inner` followed by one more entry."""
+    expected = jax.tree.structure(_joined(inner_state, None))
+    if type(state) is tuple and jax.tree.structure((*state[:-1], None)) == expected:
         return
     swapped = "*state[1]" if _is_unpacked(inner_state) else "state[1]"
+    got = type(state).__name__
+    if type(state) is tuple:
+        got = f"({', '.join(type(x).__name__ for x in state)})"
     raise TypeError(
-        "`state` must be the tuple that clip_before's init returned, with entries of"
-        f" the types {_names(expected)}, got"
-        f" {type(state).__name__ if types is None else _names(types)}. The last entry"
-        " is the state of `clip`. Create a state with tx.init(params), or pass"
-        f" ({swapped}, state[0]) for a state of optax.chain(clip, inner)."
+        "`state` must be the tuple that clip_before's init returned, with the state of"
+        f" `inner` first and that of `clip` last, got {got}. Create a"
+        f" state with tx.init(params), or pass ({swapped}, state[0]) for a state of"
+        " optax.chain(clip, inner)."
     )
-
-
-def _type(state: PyTree) -> type:
-    """Return the type of a state; the leaves of pytrees count as one type."""
-    node = jax.tree.structure(state).node_data()
-    return node[0] if node else jax.Array
-
-
-def _names(types: list[type]) -> str:
-    return f"({', '.join(x.__name__ for x in types)})"
