@@ -33,8 +33,8 @@ from tests.support.running_rules import UserRule
 
 # Made by the library, abstract, or without arguments.
 NOT_CALLED = {
-    "Explanation", "Suggestion", "per_example.ClippedGrad", "per_example.ExampleNorms",
-    "per_example.Plan", "per_example.ExampleInfo", "per_example.QuantileState",
+    "Explanation", "Suggestion", "per_example.ClippedGrad",
+    "per_example.ExampleInfo", "per_example.QuantileState",
     "Proportional", "Tanh", "Drop", "Seen", "Response", "Rule", "Scope",
 }  # fmt: skip
 PREFIXED = (functional, keras, per_example, plot, recipes)
@@ -172,10 +172,6 @@ CALLS = {
     "functional.max_attention_logit": (PROJECTIONS, use),
     "functional.global_norm": ({"tree": TREE}, use),
     "clip_cotangent": ({"tree": TREE, "max_norm": 1.0}, use),
-    "with_clipped_cotangent": (
-        {"block": lambda tree: tree, "max_norm": 1.0},
-        lambda block: block(TREE),
-    ),
     "per_example.clipped_grad": (
         {"loss": loss_of_one, "threshold": 1.0},
         lambda grad: grad(TREE, jnp.ones(3)),
@@ -185,10 +181,6 @@ CALLS = {
     "per_example.aggregate": (
         {"threshold": 1.0, "normalize_by": 2.0},
         lambda tx: tx.update(PAIRS, tx.init(TREE)),
-    ),
-    "per_example.suggest_microbatch_size": (
-        {"f": per_example.norms(loss_of_one), "max_bytes": 1e9},
-        use,
     ),
     # Checked before the import of Keras, which this environment lacks.
     "keras.clipped": ({"optimizer": "adam", "clip": CLIP}, use),
