@@ -34,6 +34,7 @@ Index::
 """
 
 import inspect as _inspect
+from typing import get_type_hints as _get_type_hints
 
 from . import (
     functional,
@@ -159,8 +160,9 @@ def _name_public_modules() -> None:
     for module, members, names in [*public, (__name__, globals(), __all__)]:
         for value in map(members.get, names):
             if isinstance(value, type) and value.__module__.startswith(__name__):
-                annotations = _inspect.get_annotations(value, eval_str=True)
-                value.__annotations__ = annotations
+                # Strings would be evaluated in the public module, which lacks names.
+                hints, own = _get_type_hints(value), _inspect.get_annotations(value)
+                value.__annotations__ = {key: hints[key] for key in own}
                 value.__module__ = module
 
 

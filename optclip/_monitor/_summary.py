@@ -15,10 +15,8 @@ from ._metrics import keys_of_metrics, metrics, parts_in, percent
 from ._read_history import read, without_skipped
 from ._verdict import verdicts
 
-_ORDERS = ("norm", "rate")
 
-
-def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
+def summary(opt_state: PyTree, *, most: int = 10) -> str:
     """Summarize the last step and the clipping rate of each transformation as text.
 
     Example:
@@ -35,44 +33,31 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
       opt_state: State of an optimizer, or the output of `metrics` or of `history`, of
         which the last step is summarized; of transformations inside `skip`, the last
         step taken.
-      most: Number of groups or leaves listed per transformation, and of members of an
-        ensemble (a state from `jax.vmap`). Default: 10.
-      sort_by: Order of groups and leaves: `"norm"` (default), non-finite norms first,
-        then the largest; or `"rate"`, the most often clipped first.
+      most: Number of groups or leaves listed per transformation, non-finite norms
+        first, then the largest. Default: 10.
 
     Returns:
       Text. The columns of a group or leaf are its percentage of the sum of squared
       norms, its norm, its name, and how often it was clipped or non-finite. "Up to"
       precedes the largest rate of several norms. The last lines say what the numbers
-      mean and what to change, if they stand out. Member 2 of an ensemble is named
-      `clip[2]`. "No step yet" during training means that the loop drops the new state.
+      mean and what to change, if they stand out. "No step yet" during training means
+      that the loop drops the new state. Index the state of an ensemble first:
+      `jax.tree.map(lambda x: x[0], state)`.
 
     Raises:
       TypeError: Called inside `jax.jit`, or `opt_state` is a history of many steps.
       ValueError: The state contains no record.
     """
     most = _validate.length("most", most)
-    _validate.choice("sort_by", sort_by, _ORDERS)
     recorded = _recorded(opt_state)
-    arrays = {key: x[-1] for key, x in recorded.items()}
-    arrays = arrays or _metrics_in(opt_state)
-    leaves = parts_in(arrays, "leaf_norm")
+    numbers = {key: x[-1] for key, x in recorded.items()} or _metrics_in(opt_state)
+    leaves = parts_in(numbers, "leaf_norm")
     lines = []
-    for name, parts in parts_in(arrays).items():
-        steps = arrays.get(f"{name}/steps", np.zeros(()))
-        members = list(np.ndindex(steps.shape))
-        for member in members[:most]:
-            label = f"{name}{list(member)}" if member else name
-            numbers = _numbers_of(name, arrays, steps.shape, member)
-            lines += _lines_of(
-                numbers, label, name, parts, leaves.get(name, []), most, sort_by
-            )
-        left = len(members) - most
-        lines += [f"and {left} more of {name}"] if left > 0 else []
-    lines += _lines_of_cotangents(arrays)
-    is_of_one = all(np.ndim(x) == 0 for x in arrays.values())
-    columns = {key: x[None] for key, x in arrays.items()} if is_of_one else {}
-    return "\n".join([*lines, *verdicts(recorded or columns)])
+    for name, parts in parts_in(numbers).items():
+        lines += _lines_of(numbers, name, parts, leaves.get(name, []), most)
+    lines += _lines_of_cotangents(numbers)
+    columns = recorded or {key: np.array([x]) for key, x in numbers.items()}
+    return "\n".join([*lines, *verdicts(columns)])
 
 
 def _recorded(state: PyTree) -> dict[str, np.ndarray]:
@@ -81,45 +66,29 @@ def _recorded(state: PyTree) -> dict[str, np.ndarray]:
     return without_skipped(read(state)) if is_history else {}
 
 
-def _numbers_of(
-    name: str,
-    arrays: Mapping[str, np.ndarray],
-    shape: tuple[int, ...],
-    member: tuple[int, ...],
-) -> dict[str, float]:
-    """Return the metrics of a transformation, of one member of an ensemble."""
-    return {
-        key: float(x[member])
-        for key, x in arrays.items()
-        if key.startswith(f"{name}/") and x.shape == shape
-    }
-
-
 def _lines_of(
-    numbers: dict[str, float],
-    label: str,
+    numbers: Mapping[str, float],
     name: str,
     parts: list[str],
     leaves: list[str],
     most: int,
-    sort_by: str,
 ) -> list[str]:
     """Return the lines of one transformation: its norms, then its groups or leaves."""
     if numbers.get(f"{name}/steps") == 0:
-        return [f"{label}: no step yet"]
-    lines = [f"{label}: {', '.join(_phrases(numbers, name, parts))}"]
+        return [f"{name}: no step yet"]
+    lines = [f"{name}: {', '.join(_phrases(numbers, name, parts))}"]
     for field, entries in (("norm", parts), ("leaf_norm", leaves)):
         if entries in ([], [""]):
             continue
-        columns = {
-            column: [numbers.get(f"{name}/{column}/{part}", 0.0) for part in entries]
+        columns = (
+            [numbers.get(f"{name}/{column}/{part}", 0.0) for part in entries]
             for column in (field, "rate", "nonfinite")
-        }
-        lines += _lines_of_parts(entries, list(columns.values()), most, sort_by)
+        )
+        lines += _lines_of_parts(entries, *columns, most)
     return lines
 
 
-def _metrics_in(state: PyTree) -> dict[str, np.ndarray]:
+def _metrics_in(state: PyTree) -> dict[str, float]:
     """Return the metrics of a state, or the metrics that were passed."""
     if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
         chosen = keys_of_metrics(state)
@@ -130,26 +99,20 @@ def _metrics_in(state: PyTree) -> dict[str, np.ndarray]:
             "`opt_state` must hold one step, got a list of dicts, which is a history."
             " Pass one step, such as history[-1]; optclip.plot plots all of them."
         )
-    # The metrics of an ensemble have one number per member.
-    return {key: np.asarray(_concrete(x)) for key, x in metrics(state).items()}
+    return {key: _number(key, x) for key, x in metrics(state).items()}
 
 
-def _concrete(value: Any) -> Any:
+def _number(key: str, value: Any) -> float:
     if isinstance(value, Tracer):
         wanted = "concrete, outside jax.jit"
         advice = "Return optclip.metrics(state) from the jitted step and pass that."
         raise TypeError(_validate.must_be("opt_state", wanted, value, advice))
-    return value
-
-
-def _number(key: str, value: Any) -> np.ndarray:
-    number = _concrete(value)
     try:
-        return np.asarray(float(number))
+        return float(value)
     except (TypeError, ValueError) as error:
         advice = (
-            "Pass the metrics of one step, or the state of an ensemble or of a member"
-            " of an ensemble; optclip.plot plots many steps."
+            "Pass the state or the metrics of one step, and of one member of an"
+            " ensemble; optclip.plot plots many steps."
         )
         subject = f"`opt_state` at {key!r}"
         raise TypeError(
@@ -157,7 +120,7 @@ def _number(key: str, value: Any) -> np.ndarray:
         ) from error
 
 
-def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
+def _phrases(numbers: Mapping[str, float], name: str, parts: list[str]) -> list[str]:
     """Return the phrases of a line; of several parts, the largest values."""
 
     def most(field: str) -> float | None:
@@ -201,32 +164,25 @@ def _steps(count: float | None) -> str:
 
 
 def _lines_of_parts(
-    parts: list[str], columns: list[list[float]], most: int, sort_by: str
+    parts: list[str],
+    sizes: list[float],
+    rates: list[float],
+    nonfinite: list[float],
+    most: int,
 ) -> list[str]:
-    """Return a line for each of the first groups or leaves, with its fraction.
-
-    The columns are the norms, the rates and the numbers of non-finite steps.
-    """
-    norms = np.array(columns[0])
-    _, rates, nonfinite = columns
+    """Return a line for each of the first groups or leaves, with its fraction."""
+    norms = np.array(sizes)
     finite_norms = np.where(np.isfinite(norms), norms, 0.0)
     # Norms are divided by the largest norm, since their squares may overflow.
     squares = (finite_norms / max(finite_norms.max(), np.finfo(float).tiny)) ** 2
     fractions = squares / max(squares.sum(), 1.0)
     # NaN parameters make all leaves NaN, so the leaf that was first has most steps.
     is_finite = np.isfinite(norms)
-    orders = {
-        "norm": (
-            -finite_norms,
-            np.where(is_finite, 0, np.negative(nonfinite)),
-            is_finite,
-        ),
-        "rate": (-finite_norms, np.negative(rates)),
-    }
+    order = (-finite_norms, np.where(is_finite, 0, np.negative(nonfinite)), is_finite)
     lines = [
         f"  {percent(fractions[i]):>5}  {norms[i]:<8.4g}  {parts[i]}"
         f"{_suffix(rates[i], nonfinite[i])}"
-        for i in np.lexsort(orders[sort_by])[:most]
+        for i in np.lexsort(order)[:most]
     ]
     left = len(parts) - len(lines)
     return lines + ([f"         and {left} more"] if left else [])
@@ -238,7 +194,7 @@ def _probes_in(keys: Mapping[str, Any]) -> list[str]:
     return [str(k).removesuffix(ending) for k in keys if str(k).endswith(ending)]
 
 
-def _lines_of_cotangents(numbers: Mapping[str, np.ndarray]) -> list[str]:
+def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
     """Return one line per backward pass."""
     lines = []
     for name in _probes_in(numbers):
@@ -248,7 +204,7 @@ def _lines_of_cotangents(numbers: Mapping[str, np.ndarray]) -> list[str]:
         phrases = [
             f"largest norm {norm:.4g}",
             f"mean coefficient {mean:.4g}",
-            f"{clipped:.0f} clipped, {percent(float(fraction))}",
+            f"{clipped:.0f} clipped, {percent(fraction)}",
             *([f"{nonfinite:.0f} not finite"] if nonfinite else []),
         ]
         lines.append(f"{name}: {', '.join(phrases)}")

@@ -252,7 +252,7 @@ ROUTED = [
         " use_loss",
     ),
     (NO_FUNCTION, "function keep stacked transposed units.axis recipes.agc.axis"),
-    (UNKNOWN, "clip method mode nonfinite part reduce sort_by start"),
+    (UNKNOWN, "clip method mode nonfinite part reduce start"),
     (AXIS, "axis"),
     (HEAD_AXIS, "Heads.axis find_heads.axis Heads.stacked find_heads.stacked"),
     (RULE, "of_gradients.rule of.rule scaled.rule max_loss"),

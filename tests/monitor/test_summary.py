@@ -125,7 +125,7 @@ def test_summary_of_groups_has_a_line_each_up_to_most(parts, lines):
     assert lines_of(metrics_of(**parts), most=2) == lines
 
 
-def test_summary_order_is_by_nonfinite_steps_norm_or_rate():
+def test_summary_order_is_by_nonfinite_steps_or_norm():
     """Once parameters are NaN all leaves are; the first was so in most steps."""
     nan = metrics_of(a=(math.nan, 0.0, 1), b=(math.nan, 0.0, 2))
     assert [line.split()[2] for line in lines_of(nan)[1:]] == ["b", "a"]
@@ -135,7 +135,6 @@ def test_summary_order_is_by_nonfinite_steps_norm_or_rate():
         "    97%  6         b (clipped in 33%)",
     )
     assert lines_of(step)[1:] == [b, a]
-    assert lines_of(step, sort_by="rate")[1:] == [a, b]
 
 
 def test_summary_inside_jit_raises():
@@ -162,7 +161,6 @@ def test_summary_of_global_norm_lists_recorded_leaves():
     leaves = ["    64%  4         norm/rate", "    36%  3         b"]
     assert lines_of(state) == lines_of(optclip.metrics(state)) == [head, *leaves]
     assert lines_of(state, most=1) == [head, leaves[0], "         and 1 more"]
-    assert lines_of(state, sort_by="rate")[1:] == leaves
     _, state = update({**tree, "b": np.float32([np.nan])}, state)
     first, *rest = lines_of(state)
     assert first.startswith("clip: norm nan")
@@ -171,21 +169,14 @@ def test_summary_of_global_norm_lists_recorded_leaves():
     assert rest[2:] == ["-> clip: not finite in the last step: b."]
 
 
-def test_summary_of_ensemble_has_lines_for_each_member():
+def test_summary_of_ensemble_asks_for_one_member():
     tx = optclip.clip_by_global_norm(1.0)
     grads = np.float32([[5.0], [0.5], [4.0]])
     _, ensemble = jax.vmap(tx.update)(grads, jax.vmap(tx.init)(grads))
-    _, single = tx.update(grads[0], tx.init(grads[0]))
-    members = [jax.tree.map(lambda x, i=i: x[i], ensemble) for i in range(3)]
-    lines = [
-        optclip.summary(member).replace("clip:", f"clip[{i}]:")
-        for i, member in enumerate(members)
-    ]
-    single_line = optclip.summary(single).replace("clip:", "clip_2:")
-    assert lines_of((ensemble, single)) == [*lines, single_line]
-    assert lines_of(ensemble, most=1) == [lines[0], "and 2 more of clip"]
-    grid = jax.tree.map(lambda x: x.reshape(1, 3), ensemble)
-    assert lines_of(grid)[2].startswith("clip[0, 2]: norm 4, ")
+    assert lines_of(jax.tree.map(lambda x: x[0], ensemble))[0].startswith(
+        "clip: norm 5"
+    )
     # The metrics of many steps have the same form.
-    with pytest.raises(TypeError, match="one step.*a member of an ensemble"):
-        optclip.summary(optclip.metrics(ensemble))
+    for opt_state in (ensemble, optclip.metrics(ensemble)):
+        with pytest.raises(TypeError, match="one step.*one member of an ensemble"):
+            optclip.summary(opt_state)
