@@ -3,7 +3,6 @@
 from . import _named_columns as named_columns
 from ._cotangents import FIELDS as PROBE_FIELDS
 from ._metrics import (
-    PART_FIELDS,
     Metric,
     keys_of_metrics,
     metrics,

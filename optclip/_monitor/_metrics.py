@@ -220,18 +220,6 @@ _FIELDS = {
     "steps",
 }
 
-# The fields of a group or leaf.
-PART_FIELDS = (
-    "norm",
-    "threshold",
-    "coefficient",
-    "clipped",
-    "rate",
-    "nonfinite",
-    "fraction",
-    "leaf_norm",
-)
-
 _FIELDS |= {"skipped", "consecutive", "loss_threshold", *_cotangents.FIELDS}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from jax.core import Tracer
 from .._arrays import _placement, _validate
 from .._arrays._numerics import as_count, counted
 from .._arrays._types import PyTree
-from .._monitor import PART_FIELDS, Column, Metric, metrics_of, named_columns, states_in
+from .._monitor import Column, Metric, metrics_of, named_columns, states_in
 from .._transforms import is_placeholder
 from .._typing import HistoryState
 from ._inner import check_state, transformation
@@ -22,10 +21,7 @@ from ._loss_threshold import passed_loss
 
 
 def with_history(
-    inner: optax.GradientTransformation,
-    steps: int = 1000,
-    *,
-    leaf_fields: Collection[str] | None = None,
+    inner: optax.GradientTransformation, steps: int = 1000
 ) -> optax.GradientTransformationExtraArgs:
     """Keep the metrics of the last steps of an optimizer in its state.
 
@@ -49,8 +45,6 @@ def with_history(
       steps: Number of steps to keep, at least 1; float32 `(steps, quantities)`. For 300
         leaves and 1,000 steps, global-norm clipping with `record="leaves"` takes 1.2
         MB. A restored state keeps its own number of rows. Default: 1000.
-      leaf_fields: Metrics to keep of each group or leaf, such as `("norm",)`, which
-        takes a seventh of the memory of all. Default: None, all metrics.
 
     Returns:
       A transformation. Pass the loss to `update` as `value` or `loss` to keep it too.
@@ -72,7 +66,6 @@ def with_history(
     """
     wrapped = transformation("inner", inner)
     steps = _validate.length("steps", steps)
-    fields = None if leaf_fields is None else _checked(leaf_fields)
 
     def init_fn(params: PyTree) -> HistoryState:
         inner_state = wrapped.init(params)
@@ -82,7 +75,7 @@ def with_history(
             # A prefix of the true state, since the key of the rows is unknown.
             prefix: Any = jnp.zeros(())
             return HistoryState(inner_state, prefix, count, prefix)
-        columns = named_columns.of_metrics(_metrics_in(inner_state, fields))
+        columns = named_columns.of_metrics(_metrics_in(inner_state))
         text = named_columns.as_text(columns)
         rows = jnp.zeros((steps, len(columns)), jnp.float32)
         return HistoryState(
@@ -99,7 +92,7 @@ def with_history(
         new_updates, inner_state = wrapped.update(
             updates, state.history_inner, params, **extra_args
         )
-        metrics = _metrics_in(inner_state, fields)
+        metrics = _metrics_in(inner_state)
         _check_columns(state, named_columns.of_metrics(metrics))
         ((key, rows),) = state.history_rows.items()
         row = _row(metrics, passed_loss(extra_args)).astype(rows.dtype)[None]
@@ -116,17 +109,7 @@ def with_history(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _checked(leaf_fields: Collection[str]) -> frozenset[str]:
-    is_text = isinstance(leaf_fields, str)
-    if is_text or not isinstance(leaf_fields, Collection):
-        wanted = "a collection of strings, such as ('norm',)"
-        raise TypeError(_validate.must_be("leaf_fields", wanted, leaf_fields))
-    for field in leaf_fields:
-        _validate.choice("leaf_fields", field, PART_FIELDS)
-    return frozenset(leaf_fields)
-
-
-def _metrics_in(inner_state: PyTree, fields: frozenset[str] | None) -> list[Metric]:
+def _metrics_in(inner_state: PyTree) -> list[Metric]:
     """Return the numbers to keep of a state."""
     metrics = metrics_of(states_in(inner_state))
     if not metrics:
@@ -135,7 +118,7 @@ def _metrics_in(inner_state: PyTree, fields: frozenset[str] | None) -> list[Metr
             " records, got one that records nothing. Add one, such as"
             " optclip.clip_by_global_norm(inf), with record=True."
         )
-    return [m for m in metrics if not m.part or fields is None or m.field in fields]
+    return metrics
 
 
 def _row(metrics: list[Metric], loss: jax.Array | None) -> jax.Array:

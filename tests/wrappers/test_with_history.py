@@ -139,14 +139,6 @@ def test_restart_with_other_length_continues_rows_of_state():
     np.testing.assert_allclose(found["skip/leaf_norm/b"], [2, 3, 4, 5])
 
 
-def test_leaf_fields_keep_only_these_metrics_of_leaves():
-    tx = optclip.clip_by_norm(1.0, record="leaves")
-    found = optclip.history(
-        optclip.with_history(tx, leaf_fields=("norm",)).init(PARAMS)
-    )
-    assert found.keys() == {"step", "clip/norm/w", "clip/norm/b", "clip/steps"}
-
-
 @pytest.mark.parametrize("mode", ["vmap", "masked", "partition", "multi", "reset"])
 def test_history_works_under_other_transformations(mode):
     kept = optclip.with_history(CLIP, steps=2)
@@ -226,9 +218,6 @@ def test_wrong_use_raises():
         optclip.history((kept.init(PARAMS), kept.init(PARAMS)))
     with pytest.raises(TypeError, match="outside jax.jit"):
         jax.eval_shape(lambda: optclip.history(kept.init(PARAMS)))
-    for fields in ("norm", 3, ("norms",)):
-        with pytest.raises((TypeError, ValueError), match="leaf_fields"):
-            optclip.with_history(CLIP, leaf_fields=fields)
     with pytest.raises(ValueError, match="`value` must be the loss"):
         kept.update(PARAMS, kept.init(PARAMS), value=jnp.ones(2))
 
