@@ -230,7 +230,6 @@ ROUTED = [
     ),
     (NONNEGATIVE, "sigma theta weight_decay previous_norm.max_norm"),
     (POSITIVE, "alpha expected_batch_size high init_value learning_rate normalize_by"),
-    (POSITIVE, "max_bytes"),
     (
         POSITIVE,
         "min_value power sharpness tau z per_example.QuantileThreshold.max_value",
@@ -265,7 +264,6 @@ ROUTED = [
     ((3, T, "`{p}` must be Matplotlib axes, or None"), "ax"),
     (((3,), V, "`{p}` must name axes that the leaf has, got (3,)"), "Block.axis"),
     ((3, T, "`{p}` must be a name, a tuple of names"), "axis_name"),
-    (("x", T, "`{p}` must be a function or a callable layer"), "block"),
     (([3], T, "`blocks[0]` must be an optclip.norms.Block, got 3"), "blocks"),
     (
         (optax.adam, T, "`{p}` must be an optax transformation, got <function adam"),
@@ -288,7 +286,6 @@ ROUTED = [
     (("x", T, "`{p}` must be a function loss(params, example) of one"), "loss"),
     (([0, 1], T, "`{p}` must be a tuple of two ints, got [0, 1]"), "matrix_axes"),
     (("", T, "`{p}` must be a non-empty string, got '' (str)"), "name"),
-    (("", V, "`{p}` must be a non-empty string"), "clip_cotangent.name"),
     (("x", T, "`{p}` must be 'l1', 'l2', 'inf', 'rms', 'average', 'spectral'"), "norm"),
     ((-np.ones(99), V, "`{p}` must be at least 0, got -1.0"), "norms"),
     (((), V, "`{p}` must be an optimizer state with a record"), "opt_state"),
@@ -301,7 +298,6 @@ ROUTED = [
         (np.ones(3), V, "`{p}` must be an array of 2 real numbers"),
         "weights thresholds",
     ),
-    ((np.sum, T, "`{p}` must be a function from per_example.clipped_grad or"), "f"),
     ((None, V, "`query` must be the name of a module"), "find_heads.params"),
     (({}, V, "`{p}` must be a tree with floating-point leaves"), "explain.params"),
     (
@@ -714,7 +710,6 @@ MESSAGES = {
         (math.nan, V, "`scale` must be a number other than NaN, got nan (float)"),
     ],
     "clip_cotangent.axis": [(5, V, "or pass axis=None for one norm per leaf")],
-    "clip_cotangent.name": [(3, T, "`name` must be a string, or None for no log, got")],
     "clip_cotangent.probe": [(jnp.ones(6), T, "`probe` must be a record")],
     "clip_cotangent.relative": [
         ("mean", V, "`relative` must be 'rms', 'median', a quantile from 0 to 1"),
