@@ -196,7 +196,7 @@ def test_ghost_in_shard_map_equals_one_device_or_raises():
     assert_close(found, expected)
     with pytest.raises(ValueError, match="split inside shard_map"):
         jax.eval_shape(split_parameters("ghost"), PARAMS, BATCH)
-    assert_close(quick_jit(split_parameters("auto"))(PARAMS, BATCH), expected)
+    assert_close(quick_jit(split_parameters("vmap"))(PARAMS, BATCH), expected)
 
 
 COUPLED = {
