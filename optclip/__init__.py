@@ -60,8 +60,8 @@ from ._monitor._history import history
 from ._monitor._metrics import metrics
 from ._monitor._suggest import Suggestion, suggest
 from ._monitor._summary import summary
-from ._scopes._scope import axes, units
 from ._scopes._groups import groups, layers
+from ._scopes._scope import axes, units
 from ._spectral._clip_matrices_transform import (
     clip_by_singular_value,
     clip_by_spectral_norm,

@@ -36,17 +36,17 @@ rule                 threshold                             published as
 ==================== ===================================== =============================
 """
 
-from ._thresholds._rules_of_rules import Bounds, bounds, of, of_gradients, scaled
+from ._thresholds._average_rules import ema, mean_over_rms, zscore
+from ._thresholds._element_rules import ema_of_max, moment, second_moment
 from ._thresholds._norm_rules import (
     current,
     initial_norm,
     previous_norm,
     relative_to_params,
 )
-from ._thresholds._element_rules import ema_of_max, moment, second_moment
-from ._thresholds._average_rules import ema, mean_over_rms, zscore
-from ._thresholds._window_rules import mean_plus_std, quantile
 from ._thresholds._rule import Rule, Seen
+from ._thresholds._rules_of_rules import Bounds, bounds, of, of_gradients, scaled
+from ._thresholds._window_rules import mean_plus_std, quantile
 
 __all__ = [
     "Bounds",

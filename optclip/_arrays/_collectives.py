@@ -1,7 +1,8 @@
 """Compute sums and maxima, over arrays and over the devices that split them.
 
 XLA on CPU drops NaN in any maximum over devices and, in jaxlib 0.10.2 and 0.12.0.1, in
-the maximum of 4,096 or more numbers. A sum keeps it, and so does a maximum of flags."""
+the maximum of 4,096 or more numbers. A sum keeps it, and so does a maximum of flags.
+"""
 
 from __future__ import annotations
 

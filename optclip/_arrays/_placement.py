@@ -6,7 +6,8 @@ Outside of `jit`, leaves may be on devices that no single computation accepts.
 
 JAX rejects operations of an array in host memory, such as an offloaded gradient, with
 one in device memory. Leaves are moved where they enter a computation, and the results
-where they leave it, so that norms, thresholds and constants are always on the device."""
+where they leave it, so that norms, thresholds and constants are always on the device.
+"""
 
 from __future__ import annotations
 

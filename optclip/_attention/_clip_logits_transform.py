@@ -159,7 +159,9 @@ def _clipped(
                 " `layers`."
             )
         at = index[names[i]]
-        leaves[at] = _placement.computed(_difference, leaves[at], params.leaves[i], factor)
+        leaves[at] = _placement.computed(
+            _difference, leaves[at], params.leaves[i], factor
+        )
     return flat.rebuild(leaves)
 
 

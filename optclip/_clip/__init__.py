@@ -1,7 +1,7 @@
 """The one clipping operation: measure, decide, apply, without state or optax.
 
-`_clip` holds the operation as plain data, the leaves and blocks of a tree, and the calls
-`decide` and `apply`. An action changes leaves: `_scale` multiplies
+`_clip` holds the operation as plain data, the leaves and blocks of a tree, and the
+calls `decide` and `apply`. An action changes leaves: `_scale` multiplies
 them by coefficients, `_move` moves elements to bounds, `_spectral` caps singular
 values.
 

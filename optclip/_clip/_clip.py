@@ -35,8 +35,8 @@ from .._arrays import (
     _xla,
 )
 from .._arrays._batching import MANY, Batched
-from .._arrays._numerics import select
 from .._arrays._leaf import Leaf
+from .._arrays._numerics import select
 from .._arrays._types import AxisName, LeafLike, Mask, Number, PyTree, TreeDef
 from .._norms import LEAST, Block, Measured, Measurement, declared_of
 from .._responses import BaseResponse

@@ -2,7 +2,8 @@
 
 If a leaf has one bound, or two, its largest and smallest elements have the largest
 ratios to their bounds. The record needs only these and the number of clipped elements,
-and no norm, ratio and coefficient of each element."""
+and no norm, ratio and coefficient of each element.
+"""
 
 from __future__ import annotations
 

@@ -102,7 +102,10 @@ def computed_on_device(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PyTree]:
         new, state = wrapped.update(
-            _placement.on_device(updates), state, _placement.on_device(params), **extra_args
+            _placement.on_device(updates),
+            state,
+            _placement.on_device(params),
+            **extra_args,
         )
         return _placement.back(new, updates), state
 

@@ -222,7 +222,9 @@ class Proportional(BaseResponse):
         size, limit = jnp.abs(x), upper
         finite = jnp.isfinite(size)
         finite_size = jnp.where(finite, size, jnp.zeros_like(size))
-        proportion = fraction_of_peak(finite_size, _collectives.largest_anywhere(finite_size))
+        proportion = fraction_of_peak(
+            finite_size, _collectives.largest_anywhere(finite_size)
+        )
         # An infinite element is set to its bound.
         proportion = jnp.where(finite, proportion, jnp.ones_like(proportion))
         moved = jnp.where(x < 0, -limit, limit) * proportion

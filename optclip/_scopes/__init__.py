@@ -4,6 +4,7 @@
 leaves, and the layers of stacks.
 """
 
+from ._groups import Groups, Layers, declaring, groups, layers
 from ._scope import (
     ELEMENT,
     LEAF,
@@ -21,4 +22,3 @@ from ._scope import (
     owners_of,
     units,
 )
-from ._groups import Groups, Layers, declaring, groups, layers

@@ -6,16 +6,16 @@
 memory. `_window` and `_running` hold the statistics that rules share.
 """
 
-from ._rules_of_rules import Bounds, bounds, of, of_gradients, scaled
-from ._norm_rules import current, relative_to_params
-from ._element_rules import ema_of_max, moment, second_moment
 from ._average_rules import ema, mean_over_rms, zscore
-from ._threshold_argument import Constant, Named, as_rules, one_rule, value_of
-from ._window_rules import mean_plus_std, quantile
+from ._element_rules import ema_of_max, moment, second_moment
 from ._memory import (
     at_step,
     init_memory,
     is_fixed,
     learned_thresholds,
 )
+from ._norm_rules import current, relative_to_params
 from ._rule import Rule, Seen, Threshold, ThresholdTree, is_rule
+from ._rules_of_rules import Bounds, bounds, of, of_gradients, scaled
+from ._threshold_argument import Constant, Named, as_rules, one_rule, value_of
+from ._window_rules import mean_plus_std, quantile

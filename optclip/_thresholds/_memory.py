@@ -20,9 +20,9 @@ from .._arrays import _batching, _numerics, _packed_state, _prefix, _xla
 from .._arrays._batching import Batched
 from .._arrays._types import Number, PyTree, TreeDef
 from . import _learning
-from ._threshold_argument import Constant, Schedule
 from ._rule import Rule, Seen, is_rule, takes_vector
 from ._rule_results import as_array_of_memory, check_threshold, checked_update
+from ._threshold_argument import Constant, Schedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from .._arrays import _leaves, _validate
 from .._arrays._types import PyTree
-from ._threshold_argument import Schedule
 from ._rule import Rule, Seen, is_rule
+from ._threshold_argument import Schedule
 
 
 def as_array_of_memory(name: str, rule: Rule, value: Any) -> Any:

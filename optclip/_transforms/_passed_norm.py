@@ -39,7 +39,7 @@ def check(
 
 
 def norm_in(extra: dict[str, Any], name: str, layout: Layout) -> jax.Array:
-    """Return the extra argument of `update` that is the norm, as if it were measured."""
+    """Return the extra argument of `update` that is the norm, as if measured."""
     norm = extra.get(name)
     wanted = "a real scalar of at least 0, the global norm of the updates"
     advice = (

@@ -1,7 +1,8 @@
 """Check and create the state of a transformation, and record one step in it.
 
 The record contains only numbers that clipping computes anyway, except for the norms of
-leaves where the norm of the tree is a mean. `_of_most_exceeded` summarizes many norms."""
+leaves where the norm of the tree is a mean. `_of_most_exceeded` summarizes many norms.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
 
     Counts and flags cover all norms.
     """
-    # A reduction of several arrays at once has no derivative, and the record needs none.
+    # A reduction of several arrays has no derivative, and the record needs none.
     outcomes = lax.stop_gradient(outcomes)
     dtype = max((outcome.norm.dtype for outcome in outcomes), key=lambda d: d.itemsize)
     here = [_as_vectors(outcome) for outcome in outcomes if _is_here(outcome)]

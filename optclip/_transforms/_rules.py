@@ -164,7 +164,9 @@ def _clipped_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> 
     leaves, treedef = jax.tree.flatten(norms)
     batched, limits = Batched(leaves), treedef.flatten_up_to(thresholds)
     if is_vector := isinstance(norms, PerNorm):
-        batched, limits = map(Batched.of_vector, (*leaves, *jax.tree.leaves(thresholds)))
+        batched, limits = map(
+            Batched.of_vector, (*leaves, *jax.tree.leaves(thresholds))
+        )
     # A clipped norm is the norm times its coefficient, for elements that move too.
     of_norms = SCALE.fit(clip, {name: limits}, batched)
     clipped = batched.map(jnp.multiply, coefficients_of(clip, batched, of_norms))

@@ -106,7 +106,9 @@ def constrain(
         pairs = zip(old, flat.clippable(), strict=True)
         live = [is_live and _leaves.is_floating(p) for p, is_live in pairs]
         new = [
-            _placement.computed(applied, jnp.asarray(p), jnp.asarray(u)) if is_live else u
+            _placement.computed(applied, jnp.asarray(p), jnp.asarray(u))
+            if is_live
+            else u
             for p, u, is_live in zip(old, flat.leaves, live, strict=True)
         ]
         clipped, clip_state = second.update(

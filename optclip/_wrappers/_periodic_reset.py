@@ -118,7 +118,9 @@ def _reset_if(
         stays = callable(keep) and keep(_leaves.path_str(path))
         if stays or (keep == "counts" and _is_count(path)):
             return old
-        return _placement.computed(lambda old, new: jnp.where(is_due, new, old), old, new)
+        return _placement.computed(
+            lambda old, new: jnp.where(is_due, new, old), old, new
+        )
 
     return jax.tree.map_with_path(choose, state, blank)
 
