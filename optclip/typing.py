@@ -18,8 +18,7 @@ name                 meaning
 `AxisName`           a mesh axis, several, a `PartitionSpec`, or a tree of these
 `History`            the output of `optclip.metrics` over the steps
 `ClipOptions`        options that recipes pass to `clip_by`; `MomentClipOptions` lacks
-                     `eps`; `SkipOptions` of `skip`; `CotangentOptions` of
-                     `clip_cotangent`
+                     `eps`; `SkipOptions` of `skip`
 `PyTree`             any pytree
 `ClipState`          the state of a transformation, with its `ClipRecord`
 `CotangentRecord`    the record of `clip_cotangent` in a backward pass
@@ -43,7 +42,6 @@ Example:
 from ._typing._arguments import (
     AxisName,
     ClipOptions,
-    CotangentOptions,
     History,
     Labels,
     Mask,
@@ -81,7 +79,6 @@ __all__ = [
     "ClipRecord",
     "ClipState",
     "ConstrainState",
-    "CotangentOptions",
     "CotangentRecord",
     "ErrorFeedbackState",
     "History",

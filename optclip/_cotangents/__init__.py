@@ -1,5 +1,4 @@
 """Clip cotangents inside the backward pass; the forward pass is unchanged.
 
-Public names: `optclip.clip_cotangent`, `optclip.with_clipped_cotangent` and
-`optclip.cotangent_probe`.
+Public names: `optclip.clip_cotangent` and `optclip.cotangent_probe`.
 """

@@ -17,9 +17,6 @@ from .._norms import Block, declared_of
 from .._typing import CotangentRecord
 from . import _probe, _relative_threshold
 
-# A backward pass can return logs besides cotangents from JAX 0.11.1 on.
-HAS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CotangentClip:
@@ -95,13 +92,12 @@ def passed(
     arrays: PyTree,
     thresholds: PyTree,
     probe: CotangentRecord | None,
-    name: str | None,
 ) -> tuple[PyTree, CotangentRecord | None]:
     """Return the arrays and the probe unchanged, with clipping in the backward pass."""
     # Do not trace Python numbers, so that their values can still be checked.
     traced = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else None, thresholds)
 
-    is_recorded = probe is not None or name is not None
+    is_recorded = probe is not None
 
     def apply(cotangents: PyTree, traced: PyTree) -> Any:
         now = jax.tree.map(lambda x, t: x if t is None else t, thresholds, traced)
@@ -128,14 +124,11 @@ def passed(
         clipped, record = pulled(of_arrays, *residuals)
         if of_probe is not None:
             of_probe = _probe.joined(of_probe, _probe.on_all(record, of_probe))
-        outputs = clipped, None, of_probe
-        return outputs if name is None else (outputs, {name: record})
+        return clipped, None, of_probe
 
     # The custom derivative leaves the arrays unchanged and clips their cotangents.
     function = jax.custom_vjp(identity)
-    # The name is looked up because older JAX versions have no `defvjp_with_logs`.
-    define = "defvjp" if name is None else "defvjp_with_logs"
-    getattr(function, define)(forward, pull_back)
+    function.defvjp(forward, pull_back)
     try:
         residuals = traced, *closed_over
         arrays, _, probe = _examples.batched_alike((arrays, residuals, probe))

@@ -24,7 +24,7 @@ from .._typing import (
     Relative,
     ResponseLike,
 )
-from ._backward_clip import HAS_LOGS, CotangentClip, passed
+from ._backward_clip import CotangentClip, passed
 from ._masked_leaves import Chosen, chosen_leaves
 from ._relative_threshold import reference_of
 
@@ -41,7 +41,6 @@ def clip_cotangent(
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
     probe: CotangentRecord | None = None,
-    name: str | None = None,
 ) -> PyTree:
     """Clip cotangents in the backward pass; the forward pass is the identity.
 
@@ -78,8 +77,6 @@ def clip_cotangent(
         each norm spans (`()` for none), or a tree of these. Default: read from their
         types, which suffices for `axis=None`.
       probe: Record from `cotangent_probe` whose gradient reports the clipping.
-      name: Key of the same record in `jax.vjp(...)[1].with_logs`, unique in the loss.
-        Requires JAX 0.11.1.
 
     Returns:
       The same tree. With `probe`, a pair of the tree and the probe to pass to the next
@@ -109,7 +106,7 @@ def clip_cotangent(
       `diffrax.BacksolveAdjoint` does in a vector field.
 
     See Also:
-      `with_clipped_cotangent` wraps a layer; `cotangent_probe` records the clipping.
+      `cotangent_probe` records the clipping.
 
     References:
       Graves, "Generating Sequences With Recurrent Neural Networks", 2013,
@@ -117,14 +114,14 @@ def clip_cotangent(
     """
     backward = _backward(axis, ord, response, relative, nonfinite)
     _check_threshold(tree, max_norm)
-    _check_statistics(probe, name)
+    _check_probe(probe)
     chosen = chosen_leaves(tree, mask)
     _check_leaves(chosen, axis)
     thresholds = chosen.spread("max_norm", max_norm)
     backward = backward.with_axis_names(chosen.axis_names(axis_name))
     out, passed_on = tree, probe
     if any(chosen.are_chosen):
-        arrays, passed_on = passed(backward, chosen.arrays, thresholds, probe, name)
+        arrays, passed_on = passed(backward, chosen.arrays, thresholds, probe)
         out = chosen.rebuild(arrays)
     return out if probe is None else (out, passed_on)
 
@@ -180,18 +177,10 @@ def _check_leaves(chosen: Chosen, axis: Any) -> None:
             )
 
 
-def _check_statistics(probe: Any, name: Any) -> None:
+def _check_probe(probe: Any) -> None:
     wanted = "a record from optclip.cotangent_probe(), or None"
     _validate.kind("probe", probe, (CotangentRecord, type(None)), wanted)
     if probe is not None and [jnp.shape(x) for x in jax.tree.leaves(probe)] != [()] * 6:
         wanted = "a record of scalars"
         advice = "Pass a cotangent_probe(steps) through the xs of jax.lax.scan."
         raise ValueError(_validate.must_be("probe", wanted, probe, advice))
-    wanted = "a string, or None for no log"
-    _validate.kind("name", name, (str, type(None)), wanted)
-    if name == "":
-        wanted = "a non-empty string, or None for no log"
-        raise ValueError(_validate.must_be("name", wanted, name))
-    if name is not None and not HAS_LOGS:
-        advice = "Named records require JAX 0.11.1 or newer; pass `probe` instead."
-        raise ValueError(_validate.must_be("name", "None", name, advice))

@@ -3,7 +3,6 @@
 from ._arguments import (
     AxisName,
     ClipOptions,
-    CotangentOptions,
     History,
     Labels,
     Mask,

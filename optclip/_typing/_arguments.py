@@ -89,19 +89,3 @@ class SkipOptions(TypedDict, total=False):
     axis_name: AxisName | None
     record: Literal[True, "leaves"]
     name: str
-
-
-class CotangentOptions(TypedDict, total=False):
-    """Describe the options of `clip_cotangent` that `with_clipped_cotangent` passes on.
-
-    `probe` is excluded, since the wrapped function returns only its outputs.
-    """
-
-    axis: int | tuple[int, ...] | None
-    ord: float | None
-    response: ResponseLike
-    relative: Relative | None
-    nonfinite: Nonfinite
-    mask: Mask | None
-    axis_name: AxisName | None
-    name: str | None

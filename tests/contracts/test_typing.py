@@ -22,7 +22,6 @@ SEPARATE_MASKS = {"norm_mask", "clip_mask"}
         (optclip.typing.ClipOptions, optclip.clip_by, SEPARATE_MASKS),
         (optclip.typing.MomentClipOptions, optclip.clip_by, {"eps", *SEPARATE_MASKS}),
         (optclip.typing.SkipOptions, optclip.skip, {"max_norm"}),
-        (optclip.typing.CotangentOptions, optclip.clip_cotangent, {"probe"}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

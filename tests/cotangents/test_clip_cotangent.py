@@ -9,7 +9,7 @@ import pytest
 from jax.experimental import checkify, sparse
 
 import optclip
-from optclip import clip_cotangent, cotangent_probe, with_clipped_cotangent
+from optclip import clip_cotangent, cotangent_probe
 from tests.support import backprop, covering
 from tests.support.helpers import assert_identical, differs, quick_jit
 
@@ -257,23 +257,6 @@ def test_clip_cotangent_hessian_equals_differences(second):
         np.testing.assert_allclose(found, wanted.T, rtol=0, atol=1e-4)
 
 
-def test_with_clipped_cotangent_clips_outputs_of_layer():
-    def layer(w, *, times):
-        """Of a network."""
-        return {"h": w * times * X, "n": jnp.int32(3)}
-
-    wrapped = with_clipped_cotangent(layer, C, axis=(0, 1, 2))
-    assert wrapped.__name__ == "layer"
-
-    def value(w):
-        out = wrapped(w, times=2.0)
-        return jnp.sum(out["h"] * COTANGENT) + out["n"]
-
-    found = quick_jit(jax.grad(value))(1.0)
-    clipped = backprop.hard(C, axis=None)(COTANGENT.astype(np.float64))
-    np.testing.assert_allclose(found, np.sum(2 * X * clipped), rtol=1e-5)
-
-
 def test_clip_cotangent_raise_names_leaf_under_checkify():
     def gradient(cotangent):
         _, pull = jax.vjp(lambda t: clip_cotangent(t, 1.0, nonfinite="raise"), {"h": X})
@@ -342,18 +325,6 @@ ERRORS = {
     "sparse": (
         lambda: clip_cotangent({"x": EYE}, 1.0),
         (TypeError, "'x' must be a dense array, got BCOO.*data"),
-    ),
-    "threshold of layer": (
-        lambda: with_clipped_cotangent(jnp.sin, -1.0),
-        (ValueError, "`max_norm` must be at least 0"),
-    ),
-    "response of layer": (
-        lambda: with_clipped_cotangent(jnp.sin, {"h": 1.0}, response="gentle"),
-        (ValueError, "`response` must be"),
-    ),
-    "tree of layer": (
-        lambda: with_clipped_cotangent(jnp.sin, {"h": 1.0})(jnp.ones(3)),
-        (ValueError, "`max_norm` must be a prefix"),
     ),
 }
 

@@ -207,43 +207,6 @@ def test_record_is_constant_to_derivatives():
     np.testing.assert_array_equal(quick_jit(jax.grad(largest))(X[0]), 0)
 
 
-def test_logs_of_newer_jax_equal_probe(monkeypatch):
-    """JAX 0.11.1 has logs of a backward pass, which scans stack."""
-    if hasattr(jax.custom_vjp, "defvjp_with_logs"):
-
-        def both(w):
-            _, pull = jax.vjp(lambda w: loss(w, name="rnn"), w)
-            return pull.with_logs(jnp.ones(()))
-
-        _, logs = quick_jit(both)(W)
-        assert_counts(logs, by_hand()[1], name="rnn")
-        _, record = gradients("xs", STEPS)
-        jax.tree.map(np.testing.assert_array_equal, logs["rnn"], record)
-        return
-    with pytest.raises(ValueError, match="`name` must be None, got 'rnn'.*0.11.1"):
-        clip_cotangent(X, 1.0, name="rnn")
-    stored = []
-
-    class WithLogs(jax.custom_vjp):
-        """Emulate the logs of a newer JAX by storing them outside."""
-
-        def defvjp_with_logs(self, forward, backward):
-            def without(*args):
-                cotangents, logs = backward(*args)
-                stored.append(logs)
-                return cotangents
-
-            self.defvjp(forward, without)
-
-    # An older JAX has no such rule, so only a stub reaches it.
-    monkeypatch.setattr(jax, "custom_vjp", WithLogs)
-    monkeypatch.setattr("optclip._cotangents._clip_cotangent.HAS_LOGS", True)
-    jax.grad(lambda x: jnp.sum(clip_cotangent(x, C, name="rnn")))(X[0])
-    _, seen = jax.vjp(lambda p: clip_cotangent(X[0], C, probe=p), cotangent_probe())
-    (record,) = seen((jnp.ones_like(X[0]), cotangent_probe()))
-    jax.tree.map(np.testing.assert_array_equal, stored[-1]["rnn"], record)
-
-
 def test_probe_lowers_without_host_callback():
     gradient = jax.jit(jax.grad(loss, argnums=1), static_argnums=2)
     assert "callback" not in gradient.lower(W, cotangent_probe(), "carry").as_text()

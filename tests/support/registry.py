@@ -458,7 +458,6 @@ OTHER_NAMES = {
     "clip_attention_logits": "test_clip_attention_logits.py",
     "clip_cotangent": "test_clip_cotangent.py",
     "cotangent_probe": "test_probe.py",
-    "with_clipped_cotangent": "test_clip_cotangent.py",
     "find_heads": "test_heads.py",
     "singular_values": "test_matrices.py",
     "matrices": "test_matrices.py",
