@@ -5,7 +5,6 @@
 - `clipped_sum`: sum of per-example gradients that are already computed.
 - `aggregate`: the same sum as an optax aggregator.
 - `QuantileThreshold`: threshold that follows a quantile of the norms.
-- `suggest_microbatch_size`: largest microbatch size that fits in memory.
 - `ExampleInfo`: loss, norm and coefficient of each example.
 
 Noise, sampling and accounting are left to other libraries, such as `jax_privacy`.
@@ -13,22 +12,17 @@ Noise, sampling and accounting are left to other libraries, such as `jax_privacy
 
 from ._per_example._clipped_grad import ClippedGrad, clipped_grad
 from ._per_example._clipped_sum import aggregate, clipped_sum
-from ._per_example._example_norms import ExampleNorms, norms
+from ._per_example._example_norms import norms
 from ._per_example._info import ExampleInfo
-from ._per_example._method import Plan
 from ._per_example._quantile_threshold import QuantileState, QuantileThreshold
-from ._per_example._suggest_size import suggest_microbatch_size
 
 __all__ = [
     "ClippedGrad",
     "ExampleInfo",
-    "ExampleNorms",
-    "Plan",
     "QuantileState",
     "QuantileThreshold",
     "aggregate",
     "clipped_grad",
     "clipped_sum",
     "norms",
-    "suggest_microbatch_size",
 ]

@@ -13,10 +13,9 @@ from .._arrays import _leaves, _validate
 from .._arrays._types import PyTree
 from .._clip import Clip, layout_of
 from . import _microbatches, _weighted_sum
-from ._example_clip import Bound
-from ._example_gradients import Source, padded, without_padding
+from ._bound import Bound
+from ._example_gradients import Row, Source, padded, without_padding
 from ._info import ExampleInfo
-from ._weights import Row
 
 Reduce = Literal["sum", "none"]
 
@@ -32,7 +31,7 @@ def clipped(
 ) -> tuple[PyTree, ExampleInfo]:
     """Return the sum of clipped gradients, or each of them, and an `ExampleInfo`.
 
-    The examples of the source are rows, from `_weights.with_rows`.
+    The examples of the source are rows, from `with_rows`.
     """
     clip = bound.clip(source.split)
     source, flags = padded(source, padding)

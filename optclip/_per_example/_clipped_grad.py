@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
@@ -14,17 +13,14 @@ from .._arrays._call_errors import explains_keywords
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum, _method
-from ._bound_argument import bound_of
+from ._bound import Relation, bound_of, check_floats
 from ._clip_then_sum import Reduce
-from ._eager import run_once_compiled
-from ._example_clip import Relation, check_floats
-from ._example_gradients import Source, check_placed, check_together
+from ._example_gradients import Source, check_placed, check_together, with_rows
 from ._info import ExampleInfo
-from ._loss import Loss, apart, check_positional
-from ._method import METHODS, Method, Plan
+from ._loss import Loss, apart
+from ._method import METHODS, Method
 from ._microbatches import batch_size
 from ._responses import ExampleResponse
-from ._weights import with_rows
 
 # Flax NNX modules with Dropout contain PRNG keys and counters. Without copy=True, Flax
 # rejects the update of a counter inside the gradient's trace.
@@ -53,7 +49,7 @@ class ClippedGrad:
       bound: Clipping of each gradient.
       microbatch_size: Number of examples differentiated at a time; None for all.
       reduce: `"sum"` or `"none"`.
-      method: `"vmap"`, `"ghost"` or `"auto"`.
+      method: `"vmap"` or `"ghost"`.
     """
 
     loss: Any
@@ -68,7 +64,6 @@ class ClippedGrad:
         padding: jax.Array | None = None,
         weights: jax.Array | None = None,
         thresholds: PyTree = None,
-        **keywords: Any,
     ) -> tuple[PyTree, ExampleInfo]:
         """Compute the clipped gradients, and information about each example.
 
@@ -82,7 +77,6 @@ class ClippedGrad:
             with `max_weight`. Default: None, 1.
           thresholds: Threshold of each example, `(batch,)`, or a dict or prefix tree of
             these; larger ones are limited to `threshold`. Default: None, `threshold`.
-          **keywords: Rejected; pass the loss's arguments by position.
 
         Returns:
           The sum, a tree like the parameters in float32 or wider, and an `ExampleInfo`.
@@ -92,52 +86,15 @@ class ClippedGrad:
             Flax NNX module.
           ValueError: `weights` is passed without `max_weight`, or missing with it.
         """
-        check_positional(keywords)
-        self._check_weights(weights)
+        self.bound.check_weights(weights)
         self.bound.check_thresholds(thresholds)
-        size = self.microbatch_size
-        source = source_of(self.loss, args, size, self.method)
-        is_ghost = _method.is_ghost(source, self.bound, size, self.method)
-        if has_loops(source, size, is_ghost=is_ghost):
-            static, numbers = self.bound.apart()
-            options = self.loss.options, static, size, self.reduce, is_ghost
-            operands = args, padding, weights, thresholds, numbers
-            grads, info = run_once_compiled(
-                _clipped, self.loss.function, options, operands
-            )
-        else:
-            source = with_rows(source, weights, thresholds)
-            grads, info = _clip_then_sum.clipped(
-                source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
-            )
+        source = source_of(self.loss, args, self.microbatch_size, self.method)
+        is_ghost = _method.is_ghost(source, self.bound, self.method)
+        grads, info = _clip_then_sum.clipped(
+            with_rows(source, weights, thresholds), self.bound, padding,
+            self.microbatch_size, self.reduce, is_ghost=is_ghost,
+        )  # fmt: skip
         return _placement.back(grads, self.loss.params(args)), info
-
-    def _check_weights(self, weights: Any) -> None:
-        """Raise unless the sensitivity covers the weights, and is not below 1 each."""
-        most = self.bound.max_weight
-        if weights is not None and most is None:
-            raise ValueError(
-                "clipped_grad(..., max_weight=) must be passed with `weights`: the"
-                " sensitivity is a multiple of it. Pass their largest magnitude, or inf"
-                " without privacy."
-            )
-        if weights is None and most is not None:
-            wanted = "passed with `max_weight`, which limits it"
-            advice = "Pass weights=, one number per example, or remove max_weight=."
-            raise ValueError(_validate.must_be("weights", wanted, weights, advice))
-
-    def plan(self, *args: Any) -> Plan:
-        """Report the method for these arguments, with the memory estimates.
-
-        Args:
-          *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
-
-        Returns:
-          A `Plan`.
-        """
-        size = self.microbatch_size
-        source = source_of(self.loss, args, size, self.method)
-        return _method.planned(source, self.bound, size, self.method)
 
     def sensitivity(
         self, relation: Relation = "add_or_remove", params: PyTree = None
@@ -159,16 +116,6 @@ class ClippedGrad:
           A float, or an array if a threshold is traced.
         """
         return self.bound.sensitivity(relation, params)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in ("init", "update"):
-            raise AttributeError(
-                "ClippedGrad is not an optax transformation: it computes gradients."
-                " Call it instead of jax.grad(loss), and pass the sum to the optimizer."
-                " To clip per-example gradients that are already computed, use"
-                " optclip.per_example.aggregate(...)."
-            )
-        raise AttributeError(f"'ClippedGrad' object has no attribute {name!r}")
 
 
 @explains_keywords
@@ -217,7 +164,7 @@ def clipped_grad(
       microbatch_size: Number of examples differentiated at a time, which bounds memory.
         Default: None, all.
       method: `"vmap"` (default) computes each gradient; `"ghost"` computes norms, then
-        the sum from scaled cotangents; `"auto"` chooses the smaller memory estimate.
+        the sum from scaled cotangents.
       reduce: `"sum"` (default), or `"none"` for each clipped gradient.
       normalize_by: Divisor of the sum: the *expected* batch size, since the actual one
         is sensitive. Default: 1.
@@ -237,10 +184,11 @@ def clipped_grad(
       A `ClippedGrad`. Call it with the loss's arguments, and optionally `padding`,
       `weights` and `thresholds`, for the sum in float32 or wider and an `ExampleInfo`
       of the unweighted gradients. Its method `sensitivity` bounds the effect of one
-      example.
+      example. Compile the call with `jax.jit`; otherwise microbatches and ghost norms
+      compile in each call.
 
     Raises:
-      ValueError: `reduce="none"` is combined with a method other than `"vmap"`.
+      ValueError: `reduce="none"` is combined with `method="ghost"`.
 
     Warns:
       UserWarning: An argument outside `batch_argnums` has the length of the batch.
@@ -282,32 +230,6 @@ def clipped_grad(
     return ClippedGrad(checked, bound, microbatch_size, reduce, method)
 
 
-def _clipped(function: Callable[..., Any], options: Any, operands: Any) -> Any:
-    """Return the clipped sum and an `ExampleInfo`, from the parts of a call."""
-    of_loss, static, size, reduce, is_ghost = options
-    args, padding, weights, thresholds, numbers = operands
-    source = source_again(Loss(function, *of_loss), args, size, is_ghost=is_ghost)
-    source = with_rows(source, weights, thresholds)
-    return _clip_then_sum.clipped(
-        source, static.joined(numbers), padding, size, reduce, is_ghost=is_ghost
-    )
-
-
-def has_loops(source: Source, size: int | None, *, is_ghost: bool) -> bool:
-    """Return whether an eager call would compile a loop of optclip each time."""
-    is_split = size is not None and size < batch_size(source.examples)
-    return is_split or is_ghost
-
-
-def source_again(
-    loss: Loss, args: tuple[Any, ...], size: int | None, *, is_ghost: bool
-) -> Source:
-    """Return the source of a call whose arguments have been checked."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return source_of(loss, args, size, "ghost" if is_ghost else "vmap")
-
-
 def source_of(
     loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
 ) -> Source:
@@ -318,10 +240,10 @@ def source_of(
     number = batch_size(examples)
     if not isinstance(number, int) and (size is not None or method != "vmap"):
         raise ValueError(
-            "Microbatches and methods other than 'vmap' require a static batch size,"
-            f" got the symbolic size {number}, microbatch_size={size} and"
-            f" method={method!r}. Export with a static batch dimension, or pass"
-            " microbatch_size=None and method='vmap'."
+            "Microbatches and method='ghost' require a static batch size, got the"
+            f" symbolic size {number}, microbatch_size={size} and method={method!r}."
+            " Export with a static batch dimension, or pass microbatch_size=None and"
+            " method='vmap'."
         )
     check_placed(params, examples, number if size is None else size)
     of_one = loss.of_one(args)

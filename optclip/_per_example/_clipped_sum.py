@@ -14,12 +14,10 @@ from .._arrays._held import Held
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum
-from ._bound_argument import bound_of
-from ._example_clip import check_floats
-from ._example_gradients import Source, check_together, check_whole
+from ._bound import bound_of, check_floats
+from ._example_gradients import Source, check_together, check_whole, with_rows
 from ._info import ExampleInfo
 from ._responses import ExampleResponse
-from ._weights import with_rows
 
 
 def clipped_sum(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,11 +38,6 @@ class Loss:
                 "`argnums` and `batch_argnums` must list different arguments, got"
                 f" {self.argnums} and {self.batch_argnums}. List each argument once."
             )
-
-    @property
-    def options(self) -> tuple[Any, ...]:
-        """The arguments after the function."""
-        return self.argnums, self.batch_argnums, self.has_aux
 
     def params(self, args: tuple[Any, ...]) -> PyTree:
         """Return the argument to differentiate with respect to, or a tuple of them."""
@@ -109,20 +104,6 @@ class Loss:
                 f"The function must be called with at least {needed} arguments to cover"
                 f" `argnums` and `batch_argnums`, got {len(args)}. Pass the others."
             )
-
-
-def check_positional(keywords: Mapping[str, Any]) -> None:
-    """Raise if an argument of a loss was passed by keyword.
-
-    `argnums` and `batch_argnums` are positions, so a keyword argument has no batch
-    axis.
-    """
-    if keywords:
-        raise TypeError(
-            "The arguments of the loss must be positional, got the keywords"
-            f" {sorted(keywords)}. Pass them by position, and list those with a batch"
-            " axis in `batch_argnums`; bind others with functools.partial(loss, ...)."
-        )
 
 
 def apart(

@@ -14,7 +14,7 @@ from jax import lax
 from .._arrays import _collectives, _placement, _validate
 from .._arrays._numerics import as_like, promotable
 from .._arrays._types import Number, PyTree
-from ._example_clip import Relation
+from ._bound import Relation
 from ._info import ExampleInfo
 
 _TINY, _LARGEST = (

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from .._arrays import _validate
 from .._arrays._types import PyTree
 from .._clip import Clip, layout_of
-from ._example_clip import Bound
-from ._example_gradients import Source, without_padding
+from ._bound import Bound
+from ._example_gradients import Row, Source, without_padding
 from ._ghost._choice import unsupported as unsupported_leaf
 from ._ghost._ghost_backward import (
     BackwardPass,
@@ -25,7 +25,6 @@ from ._ghost._ghost_backward import (
 from ._ghost._squares import scaled_squares
 from ._info import ExampleInfo
 from ._microbatches import OfMicrobatch
-from ._weights import Row
 
 
 def unsupported(bound: Bound) -> str:

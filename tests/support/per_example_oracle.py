@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 # Private imports: `clipped_grad` compiles a backward pass per norm.
+from optclip._per_example._ghost._choice import traced
 from optclip._per_example._ghost._formulas import Scaled
 from optclip._per_example._ghost._ghost_backward import backward, weighted_gradients
 from optclip._per_example._ghost._squares import scaled_squares
@@ -76,3 +77,11 @@ def check(loss, params, examples, rtol=1e-6, run=always_quick_jit, least=1e-3):
     for total, want in zip(sums, expected, strict=True):
         size = norm(want[None])[0]
         np.testing.assert_allclose(total, want, atol=20 * rtol * size + atol)
+
+
+def kinds_of(loss, params, examples):
+    """Return how ghost norms measure each leaf."""
+    leaves, treedef = jax.tree.flatten(params)
+    example = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
+    params = treedef.unflatten([jnp.asarray(x) for x in leaves])
+    return treedef.unflatten(traced(loss, params, example, has_aux=False).kinds)

@@ -121,9 +121,9 @@ def test_singular_values_export_larger_side_with_bound():
             "static batch size.* symbolic size b, microbatch_size=2.*microbatch_size=None",
         ),
         (
-            lambda x: per_example.norms(example_loss, method="auto")(jnp.ones(3), x),
+            lambda x: per_example.norms(example_loss, method="ghost")(jnp.ones(3), x),
             "b, 3",
-            "static batch size.* method='auto'.*method='vmap'",
+            "static batch size.* method='ghost'.*method='vmap'",
         ),
         (
             lambda x: F.clip_by_singular_value(x, 1.0),
@@ -136,7 +136,7 @@ def test_singular_values_export_larger_side_with_bound():
             r"length .* of `query` must be static .*\(b, 2, 3\)",
         ),
     ],
-    ids=["microbatches", "auto", "singular_values", "logits"],
+    ids=["microbatches", "ghost", "singular_values", "logits"],
 )  # fmt: skip
 def test_symbolic_size_that_must_be_static_raises(function, shape, words):
     given = jax.ShapeDtypeStruct(export.symbolic_shape(shape), "float32")

@@ -24,29 +24,14 @@ class Trace(NamedTuple):
     out_tree: Any
     # The sites of each leaf.
     sites: list[list[Site]]
-    # The kind of each leaf, as in `Choice`.
+    # How each leaf is measured: `gram` (products of positions), `product` (a matrix
+    # product per example), `embedding` (summed rows), `materialized` (from its
+    # gradient), `unused`, or `custom`, which is not supported.
     kinds: list[str]
 
     def is_narrow(self) -> bool:
         """Return whether a summed gradient is rounded to fewer than 32 bits."""
         return any(site.is_narrow() for sites in self.sites for site in sites)
-
-
-class Choice(NamedTuple):
-    """Describe how `scaled_squares` measures each leaf, and the memory it uses.
-
-    The kind of a leaf is `gram` (products of positions), `product` (a matrix product
-    per example), `embedding` (summed rows), `bias`, `gain` or `materialized` (its
-    gradient is computed), `unused`, or `custom`, which is not supported. `kept` is the
-    number of bytes of data and cotangents stored per example, `work` the bytes of the
-    largest products of positions. `is_narrow` is whether a sum over examples is rounded
-    to fewer than 32 bits.
-    """
-
-    kinds: PyTree
-    kept: int
-    work: int
-    is_narrow: bool
 
 
 def unsupported(kinds: PyTree, *, is_rounded: bool) -> str:
@@ -67,32 +52,6 @@ def unsupported(kinds: PyTree, *, is_rounded: bool) -> str:
         " than 32 bits, such as bfloat16, because the sum over examples is rounded to"
         " it. Compute in float32, use method='vmap', or pass strict=False."
     )
-
-
-def choice_of(
-    loss: Callable[..., Any],
-    params: PyTree,
-    example: PyTree,
-    *,
-    has_aux: bool = False,
-) -> Choice:
-    """Decide how to measure each leaf, and estimate the memory per example."""
-    leaves, treedef = jax.tree.flatten(params)
-    leaves = [jnp.asarray(x) for x in leaves]
-    trace = traced(loss, treedef.unflatten(leaves), example, has_aux)
-    num_bytes = sum(_sites.num_kept_bytes(site) for site in trace.plan.sites)
-    pairs = zip(trace.sites, trace.kinds, strict=True)
-    work = [_sites.num_work_bytes(sites[0]) for sites, kind in pairs if kind == "gram"]
-    kinds = [_named(*pair) for pair in zip(trace.sites, trace.kinds, strict=True)]
-    most = max(work, default=0)
-    return Choice(treedef.unflatten(kinds), num_bytes, most, trace.is_narrow())
-
-
-def _named(sites: list[Site], kind: str) -> str:
-    """Return the kind of a leaf, with biases and gains named."""
-    names = {"add": "bias", "sub": "bias", "mul": "gain"}
-    is_one = kind == "materialized" and len(sites) == 1
-    return names.get(sites[0].name, kind) if is_one else kind
 
 
 def traced(
@@ -120,11 +79,6 @@ def traced(
 
 
 def _info(i: int, leaf: jax.Array) -> Any:
-    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-        raise TypeError(
-            "`params` must be real for the norms of method='ghost', got a leaf of"
-            f" {leaf.dtype}. Pass its real and imaginary parts as two leaves."
-        )
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
     if not is_float:
         return CONST

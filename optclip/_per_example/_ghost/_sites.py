@@ -67,20 +67,6 @@ def sizes_of(site: Site) -> Dense:
     return Dense(groups * layer_groups, positions, inputs, outputs)
 
 
-def num_kept_bytes(site: Site) -> int:
-    """Return the bytes of data and cotangents stored per example for a site."""
-    avals = [site.eqn.invars[i].aval for i in site.kept]
-    steps = math.prod(site.lengths)
-    return steps * sum(x.size * x.dtype.itemsize for x in [*avals, *site.avals])
-
-
-def num_work_bytes(site: Site) -> int:
-    """Return the additional bytes per example of products of positions and copies."""
-    sizes = sizes_of(site)
-    width = 2 * sizes.positions + sizes.inputs + sizes.outputs
-    return 4 * sizes.positions * width
-
-
 def _is_simple(site: Site) -> bool:
     """Return whether a site has one real rearranged weight and nonempty data."""
     infos = list(site.weights.values())

@@ -28,11 +28,12 @@ from .._clip import (
 )
 from .._norms import L2, Measured, flush_small
 from .._responses import BaseResponse
-from .._scopes import TREE, Groups, Scope
+from .._scopes import LEAF, TREE, Groups, Scope, as_scope, declaring
 from .._typing import is_cotangent_record
+from ._example_gradients import Row
 from ._ghost import _formulas
 from ._ghost._formulas import Scaled
-from ._weights import Row
+from ._responses import response_of
 
 Relation = Literal["add_or_remove", "zero_out", "replace_one"]
 
@@ -82,20 +83,19 @@ class Bound:
             nonfinite=self.nonfinite, axis_name=axis_name,
         )  # fmt: skip
 
-    def apart(self) -> tuple[Bound, tuple[PyTree, Any, Any]]:
-        """Return the bound with a hash, and its numbers, which `joined` puts back."""
-        numbers = jax.tree.map(_numerics.as_array, (self.threshold, self.max_weight))
-        static = dataclasses.replace(
-            self, threshold=None, normalize_by=1.0, max_weight=None
-        )
-        return static, (*numbers, self.normalize_by)
-
-    def joined(self, numbers: tuple[PyTree, Any, Any]) -> Bound:
-        """Return the bound with these numbers."""
-        threshold, most, by = numbers
-        return dataclasses.replace(
-            self, threshold=threshold, max_weight=most, normalize_by=by
-        )
+    def check_weights(self, weights: Any) -> None:
+        """Raise unless the sensitivity covers the weights, and is not below 1 each."""
+        most = self.max_weight
+        if weights is not None and most is None:
+            raise ValueError(
+                "clipped_grad(..., max_weight=) must be passed with `weights`: the"
+                " sensitivity is a multiple of it. Pass their largest magnitude, or inf"
+                " without privacy."
+            )
+        if weights is None and most is not None:
+            wanted = "passed with `max_weight`, which limits it"
+            advice = "Pass weights=, one number per example, or remove max_weight=."
+            raise ValueError(_validate.must_be("weights", wanted, weights, advice))
 
     def check_thresholds(self, thresholds: PyTree) -> None:
         """Raise if each example has its own thresholds, and `"unit"` divides by one."""
@@ -296,3 +296,69 @@ def _zeros(params: PyTree) -> PyTree:
 
 def _real(x: jax.Array) -> Any:
     return _leaves.real_dtype(x.dtype)
+
+
+def bound_of(
+    threshold: Any,
+    over: Any,
+    response: Any,
+    nonfinite: str,
+    strict: bool,
+    normalize_by: Any,
+    max_weight: Any = None,
+) -> Bound:
+    """Return the validated bound that a user's arguments specify."""
+    scope = declaring(_scope(over), threshold)
+    _check_threshold(threshold, scope)
+    _validate.plain("normalize_by", normalize_by, above=True)
+    is_unit = isinstance(response, str) and response == "unit"
+    how = response_of(response)
+    if max_weight is not None:
+        _check_max_weight(max_weight)
+    bound = Bound(
+        threshold, scope, how, nonfinite, strict, normalize_by, is_unit, max_weight
+    )
+    bound.clip()
+    return bound
+
+
+def _scope(over: Any) -> Scope:
+    wanted = "'tree', 'leaf' or optclip.groups(...)"
+    try:
+        scope = as_scope(over)
+    except TypeError:
+        raise TypeError(_validate.must_be("over", wanted, over)) from None
+    if scope not in (TREE, LEAF) and not isinstance(scope, Groups):
+        raise ValueError(_validate.must_be("over", wanted, over))
+    return scope
+
+
+_RULE_ADVICE = (
+    "For a threshold that follows the norms, pass `threshold` of the state of"
+    " per_example.QuantileThreshold. In clipped_grad, the loss comes first."
+)
+
+
+def _check_threshold(threshold: Any, scope: Scope) -> None:
+    _validate.threshold_given("threshold", threshold)
+    for value in jax.tree.leaves(threshold):
+        _validate.number("threshold", value, rule_advice=_RULE_ADVICE)
+        if jnp.shape(value):
+            wanted = "one number for each norm"
+            advice = f"Its shape is {jnp.shape(value)}."
+            advice += " For one per example, pass thresholds= in the call."
+            message = _validate.must_be("threshold", wanted, value, advice)
+            raise ValueError(message)
+    if scope == TREE and not _validate.is_number(threshold):
+        wanted = "one number for over='tree'"
+        advice = "Pass over='leaf' or over=optclip.groups(...) for several."
+        raise ValueError(_validate.must_be("threshold", wanted, threshold, advice))
+
+
+def _check_max_weight(max_weight: Any) -> None:
+    advice = "inf does not limit the weights."
+    _validate.number("max_weight", max_weight, advice=advice)
+    if jnp.shape(max_weight):
+        wanted = "one number for all examples"
+        advice = "Pass the weights of the examples in the call, weights=."
+        raise ValueError(_validate.must_be("max_weight", wanted, max_weight, advice))
