@@ -6,7 +6,6 @@ import nbformat
 import pytest
 
 from tests.support import notebooks
-from tests.support.notebook_claims import CLAIMS
 
 IN_SUITE, IN_STACKS = (notebooks.named(stacks=flag) for flag in (False, True))
 
@@ -16,10 +15,6 @@ def test_notebook_cells_have_no_assert(path):
     cells = nbformat.read(path, as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     assert not [text for text in code if re.search(r"^\s*assert ", text, re.MULTILINE)]
-
-
-def test_notebook_claims_name_every_notebook():
-    assert sorted(CLAIMS) == sorted(path.stem for path in IN_SUITE + IN_STACKS)
 
 
 @pytest.mark.parametrize("path", IN_SUITE, ids=lambda path: path.stem)
