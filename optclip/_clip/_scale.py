@@ -92,8 +92,7 @@ PARTS_OF[Scope] = _parts_of_any_scope
 
 def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafLike:
     """Return a leaf times its coefficient."""
-    # The barrier keeps XLA from widening the leaf for the norm and keeping the copy.
-    x = _xla.read_again(jnp.asarray(leaf.array))
+    x = jnp.asarray(leaf.array)
     coefficient = _placement.beside(coefficient, x)
     how = {"strict": clip.strict, "zeroes_nonfinite": clip.nonfinite == "zero"}
     if leaf.matrix is None:
@@ -248,6 +247,8 @@ def scaled_or_zeroed(
     zeroes_nonfinite: bool,
 ) -> jax.Array:
     """Return `x` scaled, in the dtype of `like`."""
+    # XLA on CPU would widen the leaf for the norm and keep the copy.
+    x = _xla.read_again(x)
     if zeroes_nonfinite:
         # The select comes before the product: inf * 0 would trip jax.debug_nans.
         x = jnp.where(coefficient == 0, jnp.zeros_like(x), x)

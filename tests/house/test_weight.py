@@ -8,7 +8,12 @@ import pytest
 from benchmarks import weight
 
 # Functions that exceed the goal, with their number of equations.
-MISSED = {"clip_by_norm(axis=0)": 120, "functional.global_norm": 30}
+MISSED = {
+    "clip_by_norm(axis=0)": 120,
+    "functional.global_norm": 30,
+    # The choice of a barrier by platform takes three equations.
+    "functional.clip_by_global_norm": 53,
+}
 
 
 @pytest.mark.parametrize("name", weight.EQUATIONS)
