@@ -1,19 +1,169 @@
-"""Compute the gradient of the mean loss, and what each loss contributes to it."""
+"""Split a step of unreduced losses, and attribute its gradient to its examples."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-from .._arrays import _leaves
+from .._arrays import _leaves, _placement, _validate
 from .._arrays._types import PyTree
 from .._per_example import norms
-from ._step import Step
+
+_WANTED = "one loss per example, (batch,), or per position, (batch, positions)"
+_BIND = "Bind arguments without an axis of examples with functools.partial."
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """Hold a loss function with its parameters and its batch.
+
+    Attributes:
+      losses: Function of parameters and batch that returns unreduced losses.
+      flat: Parameters.
+      args: Batch.
+      shape: Shape of the losses.
+      microbatch_size: Number of examples differentiated at a time.
+    """
+
+    losses: Callable[..., jax.Array]
+    flat: _leaves.Flat
+    args: tuple[PyTree, ...]
+    shape: tuple[int, ...]
+    microbatch_size: int
+
+    @property
+    def leaves(self) -> list[jax.Array]:
+        """Return the floating-point leaves, which are differentiated."""
+        pairs = zip(self.flat.leaves, self.flat.clippable(), strict=True)
+        return [jnp.asarray(x) for x, is_float in pairs if is_float]
+
+    @property
+    def names(self) -> list[str]:
+        names = _leaves.names_of(self.flat.paths)
+        pairs = zip(names, self.flat.clippable(), strict=True)
+        return [name for name, is_float in pairs if is_float]
+
+    def of(self, leaves: list[jax.Array], args: tuple[PyTree, ...]) -> jax.Array:
+        """Return the losses of some examples at other floating-point leaves."""
+        replaced = iter(leaves)
+        pairs = zip(self.flat.leaves, self.flat.clippable(), strict=True)
+        every = [next(replaced) if is_float else x for x, is_float in pairs]
+        return self.losses(self.flat.rebuild(every), *args)
+
+    def microbatches(self) -> Iterator[tuple[PyTree, ...]]:
+        """Yield the batch in parts; the last one may be smaller."""
+        number, size = self.shape[0], self.microbatch_size
+        if size >= number:
+            yield self.args
+            return
+        for start in range(0, number, size):
+            rows = slice(start, start + size)
+            yield jax.tree.map(functools.partial(_part, rows=rows), self.args)
+
+    def can_be_split(self) -> bool:
+        """Return whether each array of the batch has one entry per example."""
+        firsts = {jnp.shape(x)[:1] for x in jax.tree.leaves(self.args)}
+        return firsts == {self.shape[:1]}
+
+
+def _part(x: Any, rows: slice) -> jax.Array:
+    """Return some rows, split over the same devices if their number allows it."""
+    x = jnp.asarray(x)
+    # JAX does not slice an axis that is split over an Explicit mesh axis.
+    part = _placement.whole(x)[rows]
+    devices = x.shape[0] // x.sharding.shard_shape(x.shape)[0]
+    return part if part.shape[0] % devices else _placement.placed_as(part, x)
+
+
+def step_of(
+    losses: Callable[..., Any],
+    params: PyTree,
+    args: tuple[PyTree, ...],
+    microbatch_size: int | None,
+) -> Step:
+    """Check the arguments of `explain`.
+
+    Raises:
+      TypeError: An argument is traced, or not of the accepted type.
+      ValueError: The losses have a wrong shape, or the batch cannot be split.
+    """
+    wanted = "a function losses(params, *args) that returns unreduced losses"
+    _validate.kind("losses", losses, Callable, wanted)
+    if microbatch_size is not None:
+        microbatch_size = _validate.length("microbatch_size", microbatch_size)
+    params = _placement.on_device(params)
+    flat = _leaves.flatten_dense(params, "which `explain` does not support")
+    if not any(flat.clippable()):
+        raise ValueError(
+            _validate.must_be("params", "a tree with floating-point leaves", params)
+        )
+    for x in jax.tree.leaves((flat.leaves, args)):
+        if isinstance(x, Tracer):
+            wanted = "concrete, outside jax.jit"
+            raise TypeError(_validate.must_be("The arguments", wanted, x))
+        if isinstance(x, jax.Array) and x.is_deleted():
+            raise ValueError(
+                "`params` or `args` has an array that a step deleted by donation. Call"
+                " explain before the step, or copy it: jax.tree.map(jnp.copy, params)."
+            )
+    _placement.check_together(
+        [(_leaves.named(path), x) for path, x in jax.tree.leaves_with_path(params)],
+        "Leaves that `explain` compares",
+        "Their contributions are added up in one computation.",
+    )
+    shape = _shape_of(jax.eval_shape(losses, params, *args))
+    if math.prod(shape) == 1 and _is_of_several(args):
+        raise ValueError(
+            f"`losses` must return {_WANTED}, got the shape {shape} for arguments of"
+            " several rows. Return the losses before their mean or sum."
+        )
+    step = Step(losses, flat, args, shape, microbatch_size or shape[0])
+    if step.microbatch_size < shape[0] and not step.can_be_split():
+        shapes = sorted({jnp.shape(x) for x in jax.tree.leaves(args)})
+        raise ValueError(
+            f"With `microbatch_size`, each array in `args` must have {shape[0]} rows,"
+            f" one per loss, got the shapes {shapes}. {_BIND}"
+        )
+    return step
+
+
+def _is_of_several(args: tuple[Any, ...]) -> bool:
+    """Return whether the arrays have several rows, and none has a single one."""
+    rows = [x.shape[0] for x in jax.tree.leaves(args) if jnp.ndim(x)]
+    return bool(rows) and min(rows) > 1
+
+
+def _shape_of(returned: Any) -> tuple[int, ...]:
+    """Return the shape of the losses."""
+    if not isinstance(returned, jax.ShapeDtypeStruct):
+        advice = "Return the losses alone, without metrics or state."
+        raise TypeError(
+            _validate.must_be("The result of losses", "an array", returned, advice)
+        )
+    if not jnp.issubdtype(returned.dtype, jnp.floating):
+        raise TypeError(f"`losses` must return floats, got {returned.dtype}.")
+    if not returned.shape:
+        raise ValueError(
+            f"`losses` must return {_WANTED}, got a scalar, which does not show the"
+            " examples. Return the losses before their mean or sum."
+        )
+    if len(returned.shape) > 2:
+        raise ValueError(
+            f"`losses` must return {_WANTED}, got the shape {returned.shape}. Reshape"
+            " further axes to one: losses.reshape(batch, -1)."
+        )
+    if 0 in returned.shape:
+        raise ValueError(f"`losses` returned no loss: its shape is {returned.shape}.")
+    return returned.shape
+
 
 Method = Literal["derivative", "norms"]
 

@@ -10,10 +10,9 @@ import numpy as np
 from .._arrays import _validate
 from .._typing import History, PyTree
 from . import _attribution, _findings
-from ._entries import entries_of
-from ._explanation import Explanation
+from ._attribution import step_of
+from ._explanation import Explanation, entries_of
 from ._leaf_sizes import leaves_of, medians_of, outliers_of, sizes_of
-from ._step import step_of
 
 
 def explain(

@@ -1,10 +1,152 @@
-"""Hold and print the result of `explain`."""
+"""Hold and print the result of `explain`, and its entries."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
-from ._entries import Contribution, Leaf, Outlier
+import numpy as np
+
+
+class Slice(NamedTuple):
+    """Hold the largest slice of a leaf.
+
+    Attributes:
+      axis: Axis of the leaf.
+      at: Index on this axis.
+      fraction: Fraction of the squared norm of the leaf.
+      shape: Shape of the leaf.
+    """
+
+    axis: int
+    at: int
+    fraction: float
+    shape: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return self.shape[self.axis]
+
+    def __str__(self) -> str:
+        return _words(self.axis, self.at, self.shape)
+
+
+class Leaf(NamedTuple):
+    """Hold the gradient of a leaf.
+
+    Attributes:
+      name: Path of the leaf.
+      norm: Norm of its gradient.
+      fraction: Fraction of the squared norm of the whole gradient.
+      slice: Largest slice, or None if it has none.
+      ratio: Norm divided by its median in the history, or None without one.
+    """
+
+    name: str
+    norm: float
+    fraction: float
+    slice: Slice | None
+    ratio: float | None
+
+
+class Contribution(NamedTuple):
+    """Hold what an example, a position or a single loss contributes to the gradient.
+
+    Attributes:
+      example: Index of the example, or None for all.
+      position: Index of the position, or None for all.
+      fraction: Fraction of the gradient.
+      loss: Loss, averaged over examples or positions.
+    """
+
+    example: int | None
+    position: int | None
+    fraction: float
+    loss: float
+
+    def __str__(self) -> str:
+        example = None if self.example is None else f"example {self.example}"
+        position = None if self.position is None else f"position {self.position}"
+        return " of ".join(filter(None, [position, example]))
+
+
+class Outlier(NamedTuple):
+    """Hold parameters of unusual size.
+
+    Attributes:
+      name: Path of the leaf.
+      shape: Its shape.
+      axis: Axis of the slice, or None for the whole leaf.
+      at: Index on this axis, or None for the whole leaf.
+      ratio: Norm divided by the median of all slices of this axis; for a leaf, root
+        mean square divided by the median of all leaves with two axes or more.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    axis: int | None
+    at: int | None
+    ratio: float
+
+    def __str__(self) -> str:
+        if self.axis is None or self.at is None:
+            return named(self.name)
+        return f"{_words(self.axis, self.at, self.shape)} of {named(self.name)}"
+
+
+def named(name: str) -> str:
+    """Return the name of a leaf in a sentence."""
+    return f"`{name}`" if name else "the array"
+
+
+def _words(axis: int, index: int, shape: tuple[int, ...]) -> str:
+    """Return the words for a slice of a leaf."""
+    if len(shape) <= 2:
+        return f"{('row', 'column')[axis] if len(shape) == 2 else 'element'} {index}"
+    return f"index {index} of axis {axis}"
+
+
+def entries_of(
+    fractions: np.ndarray | None, losses: np.ndarray
+) -> tuple[list[Contribution], list[Contribution], list[Contribution]]:
+    """Return single losses, examples and positions, largest first, if there are any.
+
+    Args:
+      fractions: Fractions of the losses, or of the examples alone, or None.
+      losses: Losses, `(batch,)` or `(batch, positions)`.
+    """
+    if fractions is None:
+        return [], [], []
+    if fractions.ndim == 1:
+        means = losses.reshape(len(losses), -1).mean(1)
+        return [], _largest_first(fractions, means, lambda i: (i, None)), []
+    width = fractions.shape[1]
+    return (
+        _largest_first(fractions.ravel(), losses.ravel(), lambda i: divmod(i, width)),
+        _largest_first(fractions.sum(1), losses.mean(1), lambda i: (i, None)),
+        _largest_first(fractions.sum(0), losses.mean(0), lambda i: (None, i)),
+    )
+
+
+def _largest_first(
+    fractions: np.ndarray, losses: np.ndarray, place: Callable[[int], tuple[Any, Any]]
+) -> list[Contribution]:
+    order = np.argsort(-np.abs(fractions), kind="stable").tolist()
+    return [
+        Contribution(*place(i), float(fractions[i]), float(losses[i])) for i in order
+    ]
+
+
+def standing_out(entries: list[Contribution]) -> Contribution | None:
+    """Return the first entry, the largest, if it has over half of the total.
+
+    It must also have over twice its equal part, since one of two entries always has
+    half. Opposing entries count by their size.
+    """
+    sizes = np.abs([entry.fraction for entry in entries])
+    if not len(sizes) or not np.all(np.isfinite(sizes)):
+        return None
+    return entries[0] if sizes[0] > max(0.5, 2 / len(sizes)) * np.sum(sizes) else None
 
 
 class Explanation(NamedTuple):
@@ -57,7 +199,7 @@ class Explanation(NamedTuple):
         lines = self.findings or [nothing]
         lines = [*lines, f"gradient: norm {self.norm:.4g}"]
         for leaf in self.leaves:
-            lines.append(_line(leaf.fraction, f"{leaf.norm:<9.4g} {_words(leaf)}"))
+            lines.append(_line(leaf.fraction, f"{leaf.norm:<9.4g} {_described(leaf)}"))
         for title, entries in (
             ("examples", self.examples),
             ("positions", self.positions),
@@ -74,7 +216,7 @@ def _line(fraction: float, text: str) -> str:
     return f"  {fraction:>7.1%}  {text}".rstrip()
 
 
-def _words(leaf: Leaf) -> str:
+def _described(leaf: Leaf) -> str:
     words = [leaf.name]
     if leaf.ratio is not None:
         words.append(f"{leaf.ratio:.3g} times its median")

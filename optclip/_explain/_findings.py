@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ._attribution import Method
-from ._entries import Contribution, Leaf, Outlier, named, standing_out
+from ._explanation import Contribution, Leaf, Outlier, named, standing_out
 
 # In healthy models one leaf, such as the embedding, often has over half.
 _MOST_OF_A_LEAF = 0.9

@@ -12,7 +12,7 @@ import numpy as np
 from .._arrays import _leaves
 from .._monitor import parts_in, read
 from .._typing import History
-from ._entries import Leaf, Outlier, Slice
+from ._explanation import Leaf, Outlier, Slice
 
 # Trained embeddings have rows of some times the median, and layers differ in scale.
 _MOST_OF_SLICES = 30

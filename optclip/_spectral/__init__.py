@@ -1,10 +1,9 @@
 """Clip matrices by their spectral norm, or each of their singular values.
 
 `_matrix_scopes` selects the matrices of each leaf, and `_matrix_blocks` arranges them
-for `_matrix_algebra`. `_spectral_norm` measures the largest singular value, exactly or
-by `_power_iteration`. `_singular_values` measures and caps all of them, by a
-`_factorization` and a `_spectral_function`, or by the products of `_newton_schulz` and
-`_polar_factor`.
+for `_matrix_algebra`. `_spectral_norm` measures the largest singular value.
+`_singular_values` measures and caps all of them, by a `_factorization`, or by the
+products of `_newton_schulz`.
 `_clip_matrices` holds the pure functions, `_clip_matrices_transform` the optax
 transformations.
 """

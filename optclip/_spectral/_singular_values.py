@@ -1,18 +1,21 @@
 """Clip singular values and keep the singular vectors.
 
-The measurement decomposes each matrix and passes the decomposition to the action.
+The measurement decomposes each matrix and passes the decomposition to the action. The
+result is the matrix times a function of its Gram matrix, `F = u k u^*`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal
+import functools
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._arrays import _leaves, _placement, _validate
+from .._arrays import _closures, _leaves, _placement, _validate
+from .._arrays._axis_names import Axes
 from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._types import Number
@@ -27,8 +30,9 @@ from .._clip import (
 )
 from .._norms import L2, Block, Measured, Measurement, flush_small
 from .._responses import BaseResponse, Detached, Hard, Normalize, Smooth
-from . import _newton_schulz, _polar_factor, _spectral_function
-from ._matrix_algebra import times
+from . import _newton_schulz
+from ._factorization import Factors, change_of_squares, factors, gaps
+from ._matrix_algebra import adjoint, product, times
 from ._matrix_blocks import (
     Factored,
     MatrixBlock,
@@ -122,13 +126,13 @@ class Cap(Action):
         # A matrix of one row has one singular value, its norm: no product is needed.
         if self.method == "newton_schulz" and matrices.x.shape[-2] > 1:
             return self._by_products(clip, matrices, limit[..., None])
-        mapped = _spectral_function.mapped(
+        clipped = mapped(
             parts,
             limit,
             lambda values, limit: respond(clip, values, limit),
             detached=isinstance(clip.response, Detached),
         )
-        return times(matrices.unit, mapped)
+        return times(matrices.unit, clipped)
 
     def _by_products(
         self, clip: Clip, matrices: MatrixBlock, limit: jax.Array
@@ -137,7 +141,9 @@ class Cap(Action):
         if clip.response == NORMALIZE:
             # Infinity times 0 would be NaN; such a matrix is unclipped.
             finite = jnp.where(jnp.isinf(limit), jnp.ones_like(limit), limit)
-            return times(finite, _polar_factor.polar_factor(matrices.x, matrices.split))
+            return times(
+                finite, _newton_schulz.polar_factor(matrices.x, matrices.split)
+            )
         capped = _newton_schulz.capped(
             matrices.x,
             limit / matrices.unit,
@@ -199,3 +205,109 @@ def _check_by_products(response: BaseResponse, eps: Number) -> None:
     if not (isinstance(eps, (int, float)) and eps == 0):
         advice = "Only method='eigh' supports eps."
         raise ValueError(_validate.must_be("eps", "0", eps, advice))
+
+
+# (singular values, thresholds) -> coefficients, all of them (..., p).
+Coefficient = Callable[[jax.Array, jax.Array], jax.Array]
+
+# The differentiable arguments of `_mapped`, or their tangents.
+_Arguments = tuple[Factors, jax.Array, jax.Array, jax.Array, *tuple[jax.Array, ...]]
+
+
+def mapped(
+    factored: Factored, limit: jax.Array, coefficient: Coefficient, *, detached: bool
+) -> jax.Array:
+    """Return each matrix with each singular value times its coefficient, in its `unit`.
+
+    If `detached`, the coefficients are constants to `jax.grad`.
+    """
+    matrices, squares, vectors = factored
+    if squares is None or vectors is None:
+        coefficients = coefficient(singular_values_of(factored), limit)[..., None]
+        return times(coefficients, matrices.x)
+    unit = matrices.unit[..., 0]
+    # Singular values beyond the smaller side are zero, so any threshold fits them.
+    beyond = matrices.x.shape[-2] - limit.shape[-1]
+    limit = jnp.pad(limit, [*[(0, 0)] * (limit.ndim - 1), (beyond, 0)], mode="edge")
+    # The rule below runs later and differentiates with respect to the arrays that the
+    # coefficient closes over, such as the value of a schedule, so they are arguments.
+    function, consts = _closures.converted(coefficient, limit, limit)
+    how = _How(function, matrices.split, detached)
+    lowest = _lowest(limit, unit)
+    decomposition = factors(matrices.split, matrices.x, lowest, squares, vectors)
+    return _mapped(how, decomposition, matrices.x, unit, limit, *consts)
+
+
+def _lowest(limit: jax.Array, unit: jax.Array) -> jax.Array:
+    """Return the lowest positive threshold of each matrix, in its unit, `(..., 1)`."""
+    # A threshold of 0 makes all values 0, whatever their accuracy.
+    positive = jnp.where(limit > 0, limit, jnp.inf)
+    return jnp.min(positive, -1, keepdims=True) / unit
+
+
+class _How(NamedTuple):
+    """Hold the function of a mapping, and its other static arguments."""
+
+    coefficient: Callable[..., jax.Array]
+    split: Axes
+    detached: bool
+
+
+# The derivative is written for x, since factors have none at equal singular values.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _mapped(
+    how: _How,
+    factored: Factors,
+    x: jax.Array,
+    unit: jax.Array,
+    limit: jax.Array,
+    *consts: jax.Array,
+) -> jax.Array:
+    coefficients = how.coefficient(factored.values * unit, limit, *consts)
+    return product(factored.vectors, times(coefficients[..., None], factored.rows))
+
+
+@_mapped.defjvp
+def _mapped_jvp(
+    how: _How, primals: _Arguments, tangents: _Arguments
+) -> tuple[jax.Array, jax.Array]:
+    """Differentiate by divided differences of F, or by its slope at equal values.
+
+    The tangent of x enters directly, since its factors have none at equal values.
+    """
+    factored, _, unit, limit, *consts = primals
+    _, dx, _, dlimit, *dconsts = tangents
+
+    def coefficient(
+        values: jax.Array, limit: jax.Array, *consts: jax.Array
+    ) -> jax.Array:
+        return how.coefficient(values * unit, limit, *consts)
+
+    by_limit = functools.partial(coefficient, factored.values)
+    coefficients, moved = jax.jvp(by_limit, (limit, *consts), (dlimit, *dconsts))
+    inner = product(adjoint(factored.vectors), dx)
+    change = times(coefficients[..., None], inner)
+    change += times(moved[..., None], factored.rows)
+    if not how.detached:
+        _, slope = jax.jvp(
+            lambda values: coefficient(values, limit, *consts),
+            (factored.values,), (jnp.ones_like(factored.values),),
+        )  # fmt: skip
+        quotients = _divided_differences(factored.values, coefficients, slope)
+        turned = times(quotients, change_of_squares(factored, inner, how.split))
+        change += product(turned, factored.rows)
+    return _mapped(how, *primals), product(factored.vectors, change)
+
+
+def _divided_differences(
+    values: jax.Array, coefficients: jax.Array, slope: jax.Array
+) -> jax.Array:
+    """Return the change of each coefficient per change of the squared values."""
+    apart, gap = gaps(values)
+    quotient = (coefficients[..., :, None] - coefficients[..., None, :]) / gap
+    # A singular value of 0 counts as having no slope, so that nothing divides by it.
+    live = values > 0
+    slope_by_square = jnp.where(live, slope / jnp.where(live, 2 * values, 1), 0)
+    # Where two singular values are equal, the quotient is the slope.
+    mean = (slope_by_square[..., :, None] + slope_by_square[..., None, :]) / 2
+    return jnp.where(apart, quotient, mean)
