@@ -19,11 +19,8 @@ Example:
   norm of the updates
 """
 
-from ._plot._distribution import distribution
 from ._plot._heatmap import heatmap
 from ._plot._history import save
-from ._plot._norm_plot import norms
-from ._plot._rate import rate
-from ._plot._runs import runs
+from ._plot._norm_plots import distribution, norms, rate
 
-__all__ = ["distribution", "heatmap", "norms", "rate", "runs", "save"]
+__all__ = ["distribution", "heatmap", "norms", "rate", "save"]

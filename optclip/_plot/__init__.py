@@ -1,10 +1,8 @@
-"""Plots of recorded metrics, one per file.
+"""Plots of recorded metrics.
 
 `_history` reads the records, and `_style` draws what the plots share.
 """
 
-from ._distribution import distribution
 from ._heatmap import heatmap
 from ._history import clip_in, steps_in
-from ._norm_plot import norms
-from ._rate import rate
+from ._norm_plots import distribution, norms, rate

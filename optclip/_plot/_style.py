@@ -13,11 +13,8 @@ if TYPE_CHECKING:
 else:
     Axes = Any
 
-# The colors of Okabe and Ito, light to dark; runs also differ by line style, for print
-# in gray.
+# The colors of Okabe and Ito, light to dark.
 BEFORE, AFTER, THRESHOLD, BAD = "#56B4E9", "#0072B2", "#D55E00", "#CC79A7"
-CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINES = ("-", "--", "-.", ":")
 # Widths of the main lines, of details, and of lines under a main line.
 MAIN, DETAIL, UNDER = 1.5, 1.0, 2.8
 # Inches, so that labels stay legible if a phone shows the figure at its full width.

@@ -188,7 +188,6 @@ CALLS = {
     "plot.rate": ({"history": HISTORY, "part": "a"}, close),
     "plot.distribution": ({"history": HISTORY, "part": "a"}, close),
     "plot.heatmap": ({"history": HISTORY}, close),
-    "plot.runs": ({"histories": {"one": HISTORY}, "part": "a"}, close),
     "plot.save": ({"history": HISTORY, "path": os.devnull}, use),
     "recipes.olmo_skip": ({"use_loss": False}, use),
 }
@@ -800,14 +799,6 @@ MESSAGES = {
     "per_example.QuantileThreshold.max_value": [
         (1e39, V, "a normal float32, got 1e+39 (float). The threshold could not leave"),
         (1e-11, V, "`max_value` must be at least `min_value`, 1e-10, got 1e-11"),
-    ],
-    "plot.runs.histories": [
-        ({}, V, "`histories` is empty. Pass a dict such as"),
-        (
-            {"one": 3},
-            T,
-            "`history` must be a list of dicts from optclip.metrics, a dict",
-        ),
     ],
     "plot.norms.history": [
         (3, T, "`history` must be a list of dicts from optclip.metrics, a dict"),

@@ -223,14 +223,6 @@ def test_heatmap_shows_sixty_leaves_and_two_hundred_steps():
         plot.heatmap(history_of([1.0]))
 
 
-def test_runs_draws_a_line_per_run(history):
-    loose = recorded(optclip.clip_by_global_norm(9.0))
-    drawn = lines(plot.runs({"clipped": history, "loose": loose}, window=2))
-    assert list(drawn) == ["clipped (40% clipped)", "loose (20% clipped)"]
-    means = [1, 2, 3, 50, 26]
-    np.testing.assert_allclose(drawn["loose (20% clipped)"], means, rtol=1e-6)
-
-
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.distribution])
 def test_plot_of_several_clips_without_name_raises(draw):
     groups = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
@@ -320,14 +312,14 @@ def spikes_in(ax):
 
 
 @pytest.mark.parametrize("kind", LOGGED)
-@pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.runs, plot.heatmap])
+@pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.heatmap])
 def test_plot_draws_spike_at_its_step(draw, kind):
     logged = LOGGED[kind]
-    options = {"window": 1} if draw in (plot.rate, plot.runs) else {}
+    options = {"window": 1} if draw is plot.rate else {}
     options["clip"] = "watch" if draw is plot.heatmap else "clip"
     for spike in logged[[5, len(logged) // 3, -1]]:
         found = spiky(logged, spike)
-        ax = draw({"run": found} if draw is plot.runs else found, **options)
+        ax = draw(found, **options)
         low, high = spikes_in(ax)
         assert low <= spike <= high
         # Of more than 200 steps a column of a heatmap shows several.
@@ -367,7 +359,6 @@ def test_plot_of_dropped_state_is_over_records():
 def test_windows_of_thinned_history_are_of_records():
     found = spiky(np.arange(0, 1000, 10), 10)
     assert labels(plot.rate(found, clip="clip", window=20))[1] == "last 20 records"
-    assert plot.runs({"a": found}, clip="clip").get_ylabel().endswith("25 records")
 
 
 def test_heatmap_leaves_steps_that_were_not_logged_white():
