@@ -10,8 +10,8 @@ import pytest
 
 import optclip
 from optclip import thresholds
-from tests.support import helpers
-from tests.support.registry import by_trait
+from tests.support import covering, helpers
+from tests.support.registry import ENTRIES, by_trait
 
 TREE = helpers.gradients()
 MATRIX = {"a": jnp.array([[3.0, 4.0]]), "b": jnp.array([[0.0, 12.0]])}
@@ -26,8 +26,8 @@ RULES = {
 TXS = {
     **{
         f"{name} per {scope}": optclip.clip_by(rule, over=scope)
-        for name, rule in RULES.items()
-        for scope in ("tree", "leaf")
+        for i, (name, rule) in enumerate(RULES.items())
+        for scope in covering.rotated(("tree", "leaf"), i)
     },
     "schedule": optclip.clip_by_norm(optax.linear_schedule(1.0, 2.0, 4)),
     "moment": optclip.clip_by_value(thresholds.moment()),
@@ -65,7 +65,7 @@ def call(tx, state, tree):
 @pytest.mark.parametrize(
     ("tx", "tree"),
     [
-        *(pytest.param(e.make(), TREE, id=e.id) for e in by_trait()),
+        *(pytest.param(e.make(), TREE, id=e.id) for e in by_trait(ENTRIES, "state")),
         *(pytest.param(tx, MATRIX, id=name) for name, tx in TXS.items()),
     ],
 )

@@ -1,6 +1,6 @@
 """Hostile input raises a documented error or returns the correct result.
 
-pytest tests/contracts/test_fuzz.py --full    # 6,667 calls; without it 100
+pytest tests/contracts/test_fuzz.py --full    # 4,000 calls; without it 60
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def test_clips_hostile_call_follows_formula_or_is_rejected(holds):
                 compared.append(name)
                 helpers.assert_follows(clipped, expected, tree)
 
-    holds(prop, st.tuples(strategies.clips(), strategies.ANYTHING), 1 / 3)
+    holds(prop, st.tuples(strategies.clips(), strategies.ANYTHING), 1 / 5)
     assert len(answers) > len(calls) / 10
     assert len(compared) > len(answers) / 20
     # So many examples must have an answer of each function.

@@ -12,8 +12,8 @@ from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip import recipes, thresholds
-from tests.support import helpers
-from tests.support.registry import ENTRIES, by_trait
+from tests.support import covering, helpers
+from tests.support.registry import by_trait
 
 # No leaf is a scalar, whose donated array could become a number of the record.
 TREE = {"w": np.ones((8, 4), np.float32), "b": np.ones(8, np.float32)}
@@ -55,10 +55,14 @@ WRAPPED = {
     "history": optclip.with_history(SKIP, 3),
     "history in MultiSteps": optax.MultiSteps(optclip.with_history(BY_NORM, 3), 2),
     "olmo_skip": recipes.olmo_skip(optax.adam(1e-3)),
-    **{f"{n} {o}": of_rule(RULES[n], o) for n in RULES for o in ("leaf", GROUPS)},
+    **{
+        f"{name} {over}": of_rule(RULES[name], over)
+        for i, name in enumerate(RULES)
+        for over in covering.rotated(("leaf", GROUPS), i)
+    },
 }
 EVERY = {
-    **{f"{entry.id} leaves": entry.make(record="leaves") for entry in ENTRIES},
+    **{f"{entry.id} leaves": entry.make(record="leaves") for entry in by_trait()},
     **WRAPPED,
 }
 
@@ -77,7 +81,7 @@ def test_state_is_written_over_donated_state(name):
     update, state = update_of(EVERY[name]), jax.eval_shape(EVERY[name].init, TREE)
     lowered = jax.jit(update, donate_argnums=(0, 1)).lower(TREE, state)
     aliased = re.findall(r"tf\.aliasing_output = (\d+)", lowered.as_text())
-    leaves = jax.tree.leaves_with_path(jax.eval_shape(update, TREE, state))
+    leaves = jax.tree.leaves_with_path(lowered.out_info)
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
     lost = {name for i, name in enumerate(names) if str(i) not in aliased}
     assert lost <= {"[1].last_finite"}  # A field of optax's `apply_if_finite`.
@@ -93,8 +97,14 @@ ON_MESHES = {
 }
 
 
-@pytest.mark.parametrize("mode", MESHES)
-@pytest.mark.parametrize("name", ON_MESHES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (name, mode)
+        for i, name in enumerate(ON_MESHES)
+        for mode in covering.rotated(MESHES, i)
+    ],
+)
 def test_state_on_mesh_is_written_over_donated_state(name, mode):
     """XLA decides there, since the shardings of the results are not known before."""
     entry = ON_MESHES[name]

@@ -9,9 +9,12 @@ import pytest
 
 import optclip
 from tests.support import helpers
-from tests.support.registry import ENTRIES
+from tests.support.registry import ENTRIES, by_trait
 
-every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+every, each_trait = (
+    pytest.mark.parametrize("entry", entries, ids=lambda entry: entry.id)
+    for entries in (ENTRIES, by_trait())
+)
 TREE = helpers.gradients()
 SCALARS = {"dense": 30.0, "out": [40.0, 0.0625]}
 
@@ -20,7 +23,7 @@ def clip(tx, tree):
     return tx.update(tree, tx.init(tree))[0]
 
 
-@every
+@each_trait
 def test_python_scalar_becomes_weakly_typed_and_is_clipped(entry):
     """Scalars have no axes and no singular values."""
     tx = helpers.tx_without_promotion(entry.make())

@@ -1,7 +1,7 @@
 """Every transformation inside every wrapper of optax.
 
-All entries take extra arguments; entries of every scope and kind of state are inside
-every wrapper. The wrappers of an entry are updated side by side in one compiled step,
+All entries take extra arguments; entries of each kind of state are inside every
+wrapper. The wrappers of an entry are updated side by side in one compiled step,
 called twice. The scope of the parameter puts the tests of one entry in a row, so that
 one worker runs them and compiles the step once.
 """
@@ -18,13 +18,15 @@ import optclip
 from tests.support import helpers
 from tests.support.registry import ENTRIES, SCALAR, by_trait
 
-# Wrappers see the scope and the state; responses only receive norms.
-WRAPPED = by_trait([entry for entry in ENTRIES if entry.response == "hard"])
+# Wrappers pass trees and states on. Of the scopes, those differ whose norm spans
+# leaves; the others are single leaves to a wrapper.
+SPANNING = [e for e in ENTRIES if e.scope in ("tree", "groups", "matrices")]
+WRAPPED = by_trait(SPANNING, "scope", "state")
 every, each_trait, each_scalar_trait = (
     pytest.mark.parametrize(
         "entry", entries, ids=lambda entry: entry.id, scope="module"
     )
-    for entries in (ENTRIES, WRAPPED, by_trait(SCALAR))
+    for entries in (ENTRIES, WRAPPED, by_trait(SCALAR, "scope"))
 )
 TREE = helpers.mixed_gradients()
 # Adam and `flatten` bring leaves of several dtypes to one.

@@ -35,6 +35,14 @@ def product(settings: Settings, where: Callable[..., bool] | None = None) -> lis
     ]
 
 
+def rotated(values: Sequence[Any], at: int) -> Sequence[Any]:
+    """Return one value, the next for each `at`; with `--full` all of them.
+
+    For a contract of two settings that seldom interact: each value of both is tried.
+    """
+    return values if full else [values[at % len(values)]]
+
+
 def pairs(settings: Settings, where: Callable[..., bool] | None = None) -> list[Case]:
     """Choose cases greedily that cover every pair of the product.
 
