@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import _leaves
-from .._monitor import parts_in, read
+from .._monitor import fields_by_name, read
 from .._typing import History
 from ._explanation import Leaf, Outlier, Slice
 
@@ -124,13 +124,13 @@ def medians_of(history: History, names: list[str]) -> dict[str, float]:
     Raises:
       ValueError: The history has no norms of these leaves.
     """
-    arrays = read(history)
+    clips = fields_by_name(read(history)).values()
     medians = {}
     # The norms of the whole gradient come first: those of rules may be of updates.
     for field in ("leaf_norm", "norm"):
-        for transform, parts in parts_in(arrays, field).items():
-            for name in set(parts) & set(names) - medians.keys():
-                norms = arrays[f"{transform}/{field}/{name}"]
+        for parts in (clip.get(field, {}) for clip in clips):
+            for name in parts.keys() & set(names) - medians.keys():
+                norms = parts[name]
                 positive = norms[np.isfinite(norms) & (norms > 0)]
                 if positive.size:
                     medians[name] = float(np.median(positive))

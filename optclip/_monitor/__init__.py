@@ -1,25 +1,19 @@
 """Read the clipping record: metrics, a printed summary, a suggested threshold."""
 
-from . import _named_columns as named_columns
-from ._cotangents import FIELDS as PROBE_FIELDS
-from ._metrics import (
-    Metric,
-    keys_of_metrics,
-    metrics,
-    metrics_of,
-    parts_in,
-    percent,
-    states_in,
-    transform_of,
-)
-from ._named_columns import Column
-from ._read_history import (
+from ._history import Column, array_of, columns_in, columns_of, key_of_rows, text_of
+from ._metrics import PROBE_FIELDS, Metric, metrics, metrics_of, percent, states_in
+from ._run import (
+    Fields,
+    at,
     chosen,
+    clips_in,
+    fields_by_name,
     has_run,
+    numbers_in,
+    only,
     others_in,
     outer_skip,
     read,
-    skipped_in,
 )
 from ._suggest import Suggestion, suggest
 from ._summary import summary

@@ -1,18 +1,35 @@
-"""Read the steps that `with_history` kept in an optimizer state."""
+"""Name and read the steps that `with_history` keeps in an optimizer state."""
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from .._arrays import _leaves, _validate
 from .._typing import PyTree
-from . import _named_columns
-from ._metrics import has_field, read_field
-from ._named_columns import HAS_LOSS, LOSS, Column
+from ._metrics import Metric, has_field, read_field
+
+# The loss has a flag of its own, since a missing loss is no NaN: `jax_debug_nans` would
+# raise an error for the first state.
+LOSS, HAS_LOSS = "loss", "has_loss"
+
+# Fields that describe the last step; the others are counts over all steps.
+_OF_LAST_STEP = {
+    "norm",
+    "threshold",
+    "coefficient",
+    "fraction",
+    "leaf_norm",
+    "loss",
+    "loss_threshold",
+}
 
 
 def history(opt_state: PyTree) -> dict[str, np.ndarray]:
@@ -66,7 +83,7 @@ def history(opt_state: PyTree) -> dict[str, np.ndarray]:
             f" or of several steps, whose rows have the shape {np.shape(rows)}. Index"
             " it first: jax.tree.map(lambda x: x[0], opt_state)."
         )
-    columns, rows = _named_columns.of_text(text), np.asarray(rows, np.float32)
+    columns, rows = columns_in(text), np.asarray(rows, np.float32)
     total = round(float(count))
     steps = np.arange(max(0, total - len(rows)), total)
     return {"step": steps, **_quantities(columns, rows[steps % len(rows)])}
@@ -103,3 +120,50 @@ def _history_in(opt_state: PyTree) -> Any:
         f"`opt_state` must have one history, got {len(states)}, at {names}. Pass the"
         " part of the state that has one."
     )
+
+
+class Column(NamedTuple):
+    """Name a quantity of the history.
+
+    Attributes:
+      key: Its key in `metrics`, or `LOSS` or `HAS_LOSS`.
+      skips: Names of the `skip`s in whose skipped steps it was not computed.
+    """
+
+    key: str
+    skips: tuple[str, ...] = ()
+
+
+def columns_of(metrics: Sequence[Metric]) -> list[Column]:
+    """Return the columns of the loss, its flag, and these metrics."""
+    columns = [Column(LOSS), Column(HAS_LOSS)]
+    for metric in metrics:
+        skips = metric.skips if metric.field in _OF_LAST_STEP else ()
+        columns += [Column(key, skips) for key in metric.keys]
+    return columns
+
+
+def text_of(columns: Sequence[Column]) -> bytes:
+    """Return the columns as JSON, a list of each key and its skips."""
+    lists = [[column.key, *column.skips] for column in columns]
+    return json.dumps(lists, separators=(",", ":")).encode()
+
+
+def columns_in(text: Any) -> list[Column]:
+    """Return the columns from their text, an array of bytes."""
+    lists = json.loads(np.asarray(text).astype(np.uint8).tobytes())
+    return [Column(key, tuple(skips)) for key, *skips in lists]
+
+
+def key_of_rows(text: bytes) -> str:
+    """Return the key of the rows: the number of columns and a digest of the text."""
+    return f"{len(json.loads(text))}_{hashlib.sha256(text).hexdigest()[:12]}"
+
+
+def array_of(text: bytes) -> jax.Array:
+    """Return the text as an array of bytes.
+
+    It is added to zeros, since the type of a constant on an Explicit mesh would differ
+    from the type of the result of `update`: each training step would compile twice.
+    """
+    return jnp.zeros((len(text),), jnp.uint8) + np.frombuffer(text, np.uint8)

@@ -17,12 +17,32 @@ from .._typing import (
     ClipRecord,
     ClipState,
     ConstrainState,
+    CotangentRecord,
     ErrorFeedbackState,
     PeriodicResetState,
     PyTree,
     SkipRecord,
+    is_cotangent_record,
 )
-from . import _cotangents
+
+# The fields of a probe.
+PROBE_FIELDS = ("largest_norm", "mean_coefficient", "clipped", "fraction", "nonfinite")
+
+# The fields of metrics, but for `loss`, which trainers log under the same name.
+FIELDS = {
+    "norm",
+    "leaf_norm",
+    "threshold",
+    "coefficient",
+    "fraction",
+    "rate",
+    "nonfinite",
+    "steps",
+    "skipped",
+    "consecutive",
+    "loss_threshold",
+    *PROBE_FIELDS,
+}
 
 
 def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
@@ -105,7 +125,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       Norms that `nonfinite` zeroed or made NaN do not count as clipped. ``clip/steps``
       stays 0 if the training loop drops the new state.
     """
-    states, probes = states_in(opt_state), _cotangents.records_of(opt_state)
+    states, probes = states_in(opt_state), _records_of(opt_state)
     if not states and not probes:
         advice = (
             "Pass the whole state of the chain, with a clipping transformation that was"
@@ -193,7 +213,7 @@ def metrics_of(
                 metrics[key] = Metric(name, field, part, value, skips, key, is_layers)
     for name, record in probes:
         name = unique_name(name)
-        for field, value in _cotangents.entries_of(record).items():
+        for field, value in _entries_of(record).items():
             key = f"{name}/{field}"
             metrics[key] = Metric(name, field, "", value, (), key)
     return list(metrics.values())
@@ -207,59 +227,6 @@ _WITH_FIELDS = (
     PeriodicResetState,
     optax.contrib.SAMState,
 )
-
-# The fields that end keys: of clipping, then of `skip` and of probes.
-_FIELDS = {
-    "norm",
-    "leaf_norm",
-    "threshold",
-    "coefficient",
-    "fraction",
-    "rate",
-    "nonfinite",
-    "steps",
-}
-
-_FIELDS |= {"skipped", "consecutive", "loss_threshold", *_cotangents.FIELDS}
-
-
-def parts_in(keys: Iterable[str], field: str = "norm") -> dict[str, list[str]]:
-    """Return the transformations in a dict of metrics, each with its groups or leaves.
-
-    A transformation with one norm has one part, the empty string. With the field
-    `leaf_norm` the parts are the leaves of global-norm clipping.
-    """
-    parts: dict[str, list[str]] = {}
-    for key in keys:
-        words = str(key).split("/")
-        at = _place_of_field(words)
-        if at is not None and words[at] == field:
-            parts.setdefault("/".join(words[:at]), []).append("/".join(words[at + 1 :]))
-    return parts
-
-
-def transform_of(key: str) -> str | None:
-    """Return the name of the transformation in a key of `metrics`."""
-    words = str(key).split("/")
-    at = _place_of_field(words)
-    return None if at is None else "/".join(words[:at])
-
-
-def _place_of_field(words: list[str]) -> int | None:
-    # The first match is the field, since a leaf's path may contain such a word.
-    return next((i for i, w in enumerate(words) if i and w in _FIELDS), None)
-
-
-def keys_of_metrics(keys: Iterable[str]) -> set[str]:
-    """Return the keys that have the form of `metrics`, ``clip/norm/encoder``.
-
-    ``skip/loss`` counts only with ``skip/loss_threshold``, since trainers log losses of
-    the same form, such as ``eval/loss``, in some steps.
-    """
-    present = set(keys)
-    chosen = {key for key in present if set(str(key).split("/")[1:]) & _FIELDS}
-    losses = {key for key in present if f"{key}_threshold" in chosen}
-    return chosen | losses
 
 
 def percent(fraction: float) -> str:
@@ -396,3 +363,30 @@ def _rate(count: Any, step: jax.Array) -> jax.Array:
     counts = _bare(count).astype(jnp.float32)
     # Of a stack, one count per layer shares the number of steps.
     return counts / jnp.expand_dims(steps, range(steps.ndim, counts.ndim))
+
+
+def _records_of(tree: PyTree) -> list[tuple[str, CotangentRecord]]:
+    """Return the records in a tree with their paths, `cotangent` for an empty path."""
+    pairs = jax.tree.leaves_with_path(tree, is_leaf=is_cotangent_record)
+    return [
+        (_leaves.path_str(path) or "cotangent", value)
+        for path, value in pairs
+        if is_cotangent_record(value)
+    ]
+
+
+def _entries_of(record: CotangentRecord) -> dict[str, jax.Array]:
+    """Return the metrics of one record, summed over its steps if it has several."""
+    number = jnp.sum(record.cotangent_norms)
+    largest = jnp.max(record.cotangent_norm, initial=0)
+    # Adding the records of parallel chains also added their largest norms, so the
+    # metric is NaN. It is computed, since a NaN constant would trip jax.debug_nans.
+    is_known = jnp.all(record.cotangent_chains <= 1).astype(jnp.float32)
+    clipped = jnp.sum(record.cotangent_clipped)
+    return {
+        "largest_norm": largest * (is_known / is_known),
+        "mean_coefficient": jnp.sum(record.cotangent_coefficients) / number,
+        "clipped": clipped.astype(jnp.int32),
+        "fraction": clipped / number,
+        "nonfinite": jnp.sum(record.cotangent_nonfinite).astype(jnp.int32),
+    }

@@ -11,8 +11,16 @@ import numpy as np
 
 from .._arrays import _validate
 from .._typing import History
-from ._metrics import parts_in, transform_of
-from ._read_history import chosen, has_run, lines_of, outer_skip, read
+from ._run import (
+    Fields,
+    chosen,
+    clips_in,
+    fields_by_name,
+    has_run,
+    lines_of,
+    outer_skip,
+    read,
+)
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
 # A norm this many times the median may have made the run diverge.
@@ -148,16 +156,20 @@ def _threshold(norms: np.ndarray, rate: float) -> float:
 def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
     if isinstance(norms, (str, os.PathLike)):
         norms = lines_of(norms)
-    entries, key = norms, None
+    entries, is_array = norms, False
     if isinstance(norms, Mapping):
-        key = _key_in(norms, clip, part)
-        entries = norms[key]
+        names = fields_by_name(norms)
+        name, part = _choice(names, clip, part)
+        entries = names[name]["norm"][part]
         if "step" in norms:
-            columns = read(norms)
-            entries = columns[key][has_run(columns, str(transform_of(key)))]
+            names = fields_by_name(read(norms))
+            entries = names[name]["norm"][part][has_run(names, name)]
     elif isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], Mapping):
-        key = _key_in(norms[0], clip, part)
+        name, part = _choice(fields_by_name(norms[0]), clip, part)
+        key = "/".join(filter(None, (name, "norm", part)))
         entries = [_entry(x, key) for x in norms]
+    else:
+        is_array = True
     try:
         array = np.asarray(entries, np.float64).ravel()
     except (TypeError, ValueError) as error:
@@ -168,7 +180,7 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
         raise ValueError(
             _validate.must_be("norms", "at least 0", float(np.nanmin(array)))
         )
-    if key is None and (clip is not None or part is not None):
+    if is_array and (clip is not None or part is not None):
         raise ValueError(
             f"clip={clip!r} and part={part!r} choose a norm in the output of"
             " optclip.metrics, but `norms` is an array. Remove them."
@@ -185,15 +197,16 @@ def _entry(step: Any, key: str) -> Any:
     )
 
 
-def _key_in(metrics: Mapping[str, Any], clip: str | None, part: str | None) -> str:
-    """Return the key of the norm of one transformation, or of one group or leaf."""
-    by_name = parts_in(metrics)
-    clip = clip or outer_skip(metrics, list(by_name))
-    name = chosen("clip", clip, list(by_name), "norms")
-    parts = [label for label in by_name[name] if label]
+def _choice(
+    names: dict[str, Fields], clip: str | None, part: str | None
+) -> tuple[str, str]:
+    """Return the name and the part of the chosen norm, or of the only one."""
+    clips = clips_in(names)
+    name = chosen("clip", clip or outer_skip(names, clips), clips, "norms")
+    parts = [label for label in names[name]["norm"] if label]
     if parts or part is not None:
-        return f"{name}/norm/{chosen('part', part, parts, 'norms')}"
-    return f"{name}/norm"
+        return name, chosen("part", part, parts, "norms")
+    return name, ""
 
 
 def _rounded_up(x: float, digits: int) -> float:

@@ -10,9 +10,17 @@ from jax.core import Tracer
 
 from .._arrays import _validate
 from .._typing import PyTree
-from . import _cotangents
-from ._metrics import keys_of_metrics, metrics, parts_in, percent
-from ._read_history import read, without_skipped
+from ._metrics import PROBE_FIELDS, metrics, percent
+from ._run import (
+    Fields,
+    at,
+    clips_in,
+    fields_by_name,
+    keys_of_metrics,
+    only,
+    read,
+    without_skipped,
+)
 from ._verdict import verdicts
 
 
@@ -49,50 +57,47 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
       ValueError: The state contains no record.
     """
     most = _validate.length("most", most)
-    recorded = _recorded(opt_state)
-    numbers = {key: x[-1] for key, x in recorded.items()} or _metrics_in(opt_state)
-    leaves = parts_in(numbers, "leaf_norm")
-    lines = []
-    for name, parts in parts_in(numbers).items():
-        lines += _lines_of(numbers, name, parts, leaves.get(name, []), most)
-    lines += _lines_of_cotangents(numbers)
-    columns = recorded or {key: np.array([x]) for key, x in numbers.items()}
-    return "\n".join([*lines, *verdicts(columns)])
+    steps = None
+    if isinstance(opt_state, Mapping) and np.ndim(opt_state.get("step", 0)) == 1:
+        columns = read(opt_state)
+        names, steps = without_skipped(fields_by_name(columns)), columns["step"]
+    else:
+        numbers = _metrics_in(opt_state)
+        names = fields_by_name({key: np.array([x]) for key, x in numbers.items()})
+    last = {name: at(fields, -1) for name, fields in names.items()}
+    clips = clips_in(names)
+    lines = [line for name in clips for line in _lines_of(name, last[name], most)]
+    lines += [
+        _line_of_cotangents(name, fields)
+        for name, fields in last.items()
+        if PROBE_FIELDS[0] in fields
+    ]
+    return "\n".join([*lines, *verdicts({name: names[name] for name in clips}, steps)])
 
 
-def _recorded(state: PyTree) -> dict[str, np.ndarray]:
-    """Return the steps of a history, if this is the output of `history`."""
-    is_history = isinstance(state, Mapping) and np.ndim(state.get("step", 0)) == 1
-    return without_skipped(read(state)) if is_history else {}
-
-
-def _lines_of(
-    numbers: Mapping[str, float],
-    name: str,
-    parts: list[str],
-    leaves: list[str],
-    most: int,
-) -> list[str]:
+def _lines_of(name: str, fields: Fields, most: int) -> list[str]:
     """Return the lines of one transformation: its norms, then its groups or leaves."""
-    if numbers.get(f"{name}/steps") == 0:
+    if only(fields, "steps") == 0:
         return [f"{name}: no step yet"]
-    lines = [f"{name}: {', '.join(_phrases(numbers, name, parts))}"]
-    for field, entries in (("norm", parts), ("leaf_norm", leaves)):
-        if entries in ([], [""]):
+    lines = [f"{name}: {', '.join(_phrases(fields))}"]
+    for field in ("norm", "leaf_norm"):
+        norms = fields.get(field, {})
+        if [*norms] in ([], [""]):
             continue
-        columns = (
-            [numbers.get(f"{name}/{column}/{part}", 0.0) for part in entries]
-            for column in (field, "rate", "nonfinite")
+        rates, nonfinite = (
+            [fields.get(each, {}).get(part, 0.0) for part in norms]
+            for each in ("rate", "nonfinite")
         )
-        lines += _lines_of_parts(entries, *columns, most)
+        lines += _lines_of_parts([*norms], [*norms.values()], rates, nonfinite, most)
     return lines
 
 
 def _metrics_in(state: PyTree) -> dict[str, float]:
     """Return the metrics of a state, or the metrics that were passed."""
-    if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
-        chosen = keys_of_metrics(state)
-        return {key: _number(key, x) for key, x in state.items() if key in chosen}
+    if isinstance(state, Mapping):
+        names = fields_by_name(state)
+        if any({"norm", PROBE_FIELDS[0]} & fields.keys() for fields in names.values()):
+            return {key: _number(key, state[key]) for key in keys_of_metrics(state)}
     is_list = isinstance(state, list) and state and isinstance(state[-1], Mapping)
     if is_list and keys_of_metrics(state[-1]):
         raise TypeError(
@@ -120,13 +125,13 @@ def _number(key: str, value: Any) -> float:
         ) from error
 
 
-def _phrases(numbers: Mapping[str, float], name: str, parts: list[str]) -> list[str]:
+def _phrases(fields: Fields) -> list[str]:
     """Return the phrases of a line; of several parts, the largest values."""
+    parts = [*fields["norm"]]
 
     def most(field: str) -> float | None:
-        keys = ("/".join(filter(None, (name, field, part))) for part in parts)
-        values = [numbers[key] for key in keys if key in numbers]
-        return max(values) if values else None
+        numbers = fields.get(field, {})
+        return max((numbers[part] for part in parts if part in numbers), default=None)
 
     phrases = ["1 norm" if len(parts) == 1 else f"{len(parts)} norms"]
     fraction, rate, nonfinite = map(most, ("fraction", "rate", "nonfinite"))
@@ -134,14 +139,13 @@ def _phrases(numbers: Mapping[str, float], name: str, parts: list[str]) -> list[
     up_to = "up to " if len(parts) > 1 and (rate or nonfinite) else ""
     if parts == [""]:
         # Of several norms, the record has the one that exceeds its threshold most.
-        fields = ("norm", "threshold", "coefficient")
-        values = ((field, most(field)) for field in fields)
+        words = ("norm", "threshold", "coefficient")
+        values = ((word, most(word)) for word in words)
         phrases = [f"{word} {value:.4g}" for word, value in values if value is not None]
         phrases[0] = f"{'most clipped ' if of_many else ''}{phrases[0]}"
     if of_many and fraction is not None:
         phrases.append(f"{percent(fraction)} of the norms clipped in the last step")
-    skipped = numbers.get(f"{name}/skipped")
-    steps = _steps(numbers.get(f"{name}/steps"))
+    skipped, steps = only(fields, "skipped"), _steps(only(fields, "steps"))
     if rate is not None and skipped is None:
         subject = "at least one" if of_many else "clipped"
         clipped = f"{subject} in {up_to}{percent(rate)} of"
@@ -149,8 +153,8 @@ def _phrases(numbers: Mapping[str, float], name: str, parts: list[str]) -> list[
     if nonfinite:
         phrases.append(f"not finite in {up_to}{nonfinite:.0f}")
     if skipped is not None:
-        if (loss := numbers.get(f"{name}/loss")) is not None:
-            limit = numbers[f"{name}/loss_threshold"]
+        if (loss := only(fields, "loss")) is not None:
+            limit = only(fields, "loss_threshold")
             phrases.append(f"loss {loss:.4g}, its threshold {limit:.4g}")
         phrases.append(f"skipped {skipped:.0f} of {steps}")
     return phrases
@@ -188,27 +192,18 @@ def _lines_of_parts(
     return lines + ([f"         and {left} more"] if left else [])
 
 
-def _probes_in(keys: Mapping[str, Any]) -> list[str]:
-    """Return the names of the probe records among metrics."""
-    ending = f"/{_cotangents.FIELDS[0]}"
-    return [str(k).removesuffix(ending) for k in keys if str(k).endswith(ending)]
-
-
-def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
-    """Return one line per backward pass."""
-    lines = []
-    for name in _probes_in(numbers):
-        norm, mean, clipped, fraction, nonfinite = (
-            numbers[f"{name}/{field}"] for field in _cotangents.FIELDS
-        )
-        phrases = [
-            f"largest norm {norm:.4g}",
-            f"mean coefficient {mean:.4g}",
-            f"{clipped:.0f} clipped, {percent(fraction)}",
-            *([f"{nonfinite:.0f} not finite"] if nonfinite else []),
-        ]
-        lines.append(f"{name}: {', '.join(phrases)}")
-    return lines
+def _line_of_cotangents(name: str, fields: Fields) -> str:
+    """Return the line of one backward pass."""
+    norm, mean, clipped, fraction, nonfinite = (
+        only(fields, field) for field in PROBE_FIELDS
+    )
+    phrases = [
+        f"largest norm {norm:.4g}",
+        f"mean coefficient {mean:.4g}",
+        f"{clipped:.0f} clipped, {percent(fraction)}",
+        *([f"{nonfinite:.0f} not finite"] if nonfinite else []),
+    ]
+    return f"{name}: {', '.join(phrases)}"
 
 
 def _suffix(rate: float, nonfinite: float) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ._metrics import parts_in, percent
+from ._metrics import percent
+from ._run import Fields, only
 
 # A fraction of steps, and of the squared norm, from which a verdict is given.
 _NEARLY_ALL, _MOST = 0.9, 0.5
@@ -23,39 +24,38 @@ _STALLED, _NAMED = 10, 5
 # this factor from the steps before one to those after it.
 _SPIKE, _FOLLOWS, _NEAR = 10, 3, 20
 
-Columns = Mapping[str, np.ndarray]
 
-
-def verdicts(columns: Columns) -> list[str]:
+def verdicts(names: Mapping[str, Fields], steps: np.ndarray | None) -> list[str]:
     """Return a line for each finding in the metrics of one step or more, oldest first.
 
     Args:
-      columns: One array over the steps per key of `metrics`, without skipped steps.
+      names: The transformations, with an array over the steps for each number, without
+        skipped steps.
+      steps: The recorded steps of a history; None for the metrics of one step.
     """
     lines = []
-    leaves = parts_in(columns, "leaf_norm")
-    for name, parts in parts_in(columns).items():
-        findings = [*_of_clip(columns, name)] if parts == [""] else []
-        findings += _of_skip(columns, name)
-        findings += _of_skipped_steps(columns, name)
-        findings += _of_spike(columns, name)
-        findings += _of_parts(columns, f"{name}/norm", [p for p in parts if p])
-        findings += _of_parts(columns, f"{name}/leaf_norm", leaves.get(name, []))
+    for name, fields in names.items():
+        findings = [*_of_clip(fields)] if [*fields["norm"]] == [""] else []
+        findings += _of_skip(fields)
+        findings += [] if steps is None else _of_skipped_steps(fields, steps)
+        findings += [] if steps is None else _of_spike(fields, steps)
+        findings += _of_parts({k: x for k, x in fields["norm"].items() if k})
+        findings += _of_parts(fields.get("leaf_norm", {}), are_leaves=True)
         lines += [f"-> {name}: {finding}" for finding in findings]
     return lines
 
 
-def _of_clip(columns: Columns, name: str) -> Iterator[str]:
+def _of_clip(fields: Fields) -> Iterator[str]:
     """Yield the findings about one norm and its threshold."""
     nothing = np.array([np.nan])
     last = {
-        field: float(columns.get(f"{name}/{field}", nothing)[-1])
+        field: float(only(fields, field, nothing)[-1])
         for field in ("threshold", "coefficient", "rate", "steps")
     }
     steps, rate, coefficient = last["steps"], last["rate"], last["coefficient"]
-    coefficients = columns.get(f"{name}/coefficient", nothing)
-    is_skip = f"{name}/skipped" in columns
-    of_one = f"{name}/fraction" not in columns
+    coefficients = only(fields, "coefficient", nothing)
+    is_skip = "skipped" in fields
+    of_one = only(fields, "fraction") is None
     # Normalization also lengthens updates, so its threshold is a length.
     of_one = of_one and not np.any(coefficients > 1)
     if not is_skip and of_one and steps >= _ENOUGH and rate >= _NEARLY_ALL:
@@ -78,12 +78,12 @@ def _of_clip(columns: Columns, name: str) -> Iterator[str]:
             f"no step of {steps:.0f} exceeded the threshold {last['threshold']:.4g}. It"
             " affects spikes only."
         )
-    yield from _of_threshold(columns, name, is_skip=is_skip)
+    yield from _of_threshold(fields, is_skip=is_skip)
 
 
-def _of_threshold(columns: Columns, name: str, *, is_skip: bool) -> Iterator[str]:
+def _of_threshold(fields: Fields, *, is_skip: bool) -> Iterator[str]:
     """Yield the findings about a threshold that changes over the steps."""
-    norm, threshold = (columns.get(f"{name}/{f}") for f in ("norm", "threshold"))
+    norm, threshold = (only(fields, field) for field in ("norm", "threshold"))
     if norm is None or threshold is None:
         return
     is_set = np.isfinite(threshold)
@@ -115,10 +115,10 @@ def _of_threshold(columns: Columns, name: str, *, is_skip: bool) -> Iterator[str
         )
 
 
-def _of_spike(columns: Columns, name: str) -> Iterator[str]:
+def _of_spike(fields: Fields, steps: np.ndarray) -> Iterator[str]:
     """Yield the step of the largest norm of a history."""
-    norm, steps = columns.get(f"{name}/norm"), columns.get("step")
-    if norm is None or steps is None or len(norm) < _ENOUGH:
+    norm = only(fields, "norm")
+    if norm is None or len(norm) < _ENOUGH:
         return
     if len(norm) < len(steps):
         return  # A transformation inside `skip`, which records the spike itself.
@@ -149,9 +149,9 @@ def _rises(
             yield float(norm[at]), before, after
 
 
-def _of_skip(columns: Columns, name: str) -> Iterator[str]:
+def _of_skip(fields: Fields) -> Iterator[str]:
     """Yield the findings about skipped steps."""
-    consecutive = columns.get(f"{name}/consecutive")
+    consecutive = only(fields, "consecutive")
     if consecutive is None:
         return
     lately = consecutive[-_MANY:] > 0
@@ -168,7 +168,7 @@ def _of_skip(columns: Columns, name: str) -> Iterator[str]:
             " checkpoint."
         )
     nothing = np.array([0])
-    rate, steps = (columns.get(f"{name}/{x}", nothing)[-1] for x in ("rate", "steps"))
+    rate, steps = (only(fields, x, nothing)[-1] for x in ("rate", "steps"))
     if consecutive[-1] < _STALLED and steps >= _ENOUGH and rate >= _OFTEN:
         yield (
             f"skipped {percent(float(rate))} of {steps:.0f} steps. Spikes are rarer:"
@@ -183,10 +183,10 @@ def _of_skip(columns: Columns, name: str) -> Iterator[str]:
         )
 
 
-def _of_skipped_steps(columns: Columns, name: str) -> Iterator[str]:
+def _of_skipped_steps(fields: Fields, steps: np.ndarray) -> Iterator[str]:
     """Yield which steps of a history were skipped."""
-    consecutive, steps = columns.get(f"{name}/consecutive"), columns.get("step")
-    if consecutive is None or steps is None or len(consecutive) != len(steps):
+    consecutive = only(fields, "consecutive")
+    if consecutive is None or len(consecutive) != len(steps):
         return
     is_skipped = np.concatenate([[False], consecutive > 0, [False]])
     starts = np.flatnonzero(is_skipped[1:] & ~is_skipped[:-1])
@@ -204,9 +204,11 @@ def _of_skipped_steps(columns: Columns, name: str) -> Iterator[str]:
     )
 
 
-def _of_parts(columns: Columns, start: str, parts: list[str]) -> Iterator[str]:
+def _of_parts(
+    arrays: Mapping[str, np.ndarray], *, are_leaves: bool = False
+) -> Iterator[str]:
     """Yield the findings about the norms of leaves or groups."""
-    norms = np.array([columns[f"{start}/{part}"][-1] for part in parts])
+    parts, norms = [*arrays], np.array([x[-1] for x in arrays.values()])
     if len(norms) < 2:
         return
     bad = [part for part, x in zip(parts, norms, strict=True) if not np.isfinite(x)]
@@ -217,7 +219,7 @@ def _of_parts(columns: Columns, start: str, parts: list[str]) -> Iterator[str]:
     largest = int(np.argmax(squares))
     fraction = squares[largest] / max(squares.sum(), 1)
     # Leaves that are clipped by their own norms do not scale each other.
-    if start.endswith("/leaf_norm") and not bad and fraction > _NEARLY_ALL:
+    if are_leaves and not bad and fraction > _NEARLY_ALL:
         yield (
             f"{parts[largest]} has {percent(fraction)} of the squared norm in the last"
             " step, so it alone decides whether the norm exceeds the threshold. Clip it"

@@ -11,13 +11,16 @@ import numpy as np
 
 from .._arrays import _validate
 from .._monitor import (
+    Fields,
+    at,
     chosen,
+    clips_in,
+    fields_by_name,
     has_run,
+    only,
     others_in,
     outer_skip,
-    parts_in,
     read,
-    skipped_in,
 )
 from .._typing import History
 
@@ -102,21 +105,23 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
       ValueError: The name does not exist, or there are several and none was passed.
     """
     columns = read(history)
-    by_name = parts_in(columns)
-    name = chosen("clip", clip or outer_skip(columns, list(by_name)), list(by_name))
-    is_run = has_run(columns, name)
-    columns = {key: x[is_run] for key, x in columns.items()}
-    parts = [label for label in by_name[name] if label]
-    steps = steps_in(columns)
-    end = f"/{chosen('part', part, parts)}" if parts or part is not None else ""
+    names = fields_by_name(columns)
+    clips = clips_in(names)
+    name = chosen("clip", clip or outer_skip(names, clips), clips)
+    is_run = has_run(names, name)
+    fields = at(names[name], is_run)
+    parts = [label for label in fields["norm"] if label]
+    steps = steps_in({key: x[is_run] for key, x in columns.items()})
+    key = chosen("part", part, parts) if parts or part is not None else ""
+    end = f"/{key}" if key else ""
 
     def of(field: str) -> np.ndarray | None:
-        return columns.get(f"{name}/{field}{end}")
+        return fields.get(field, {}).get(key)
 
-    fields = ("norm", "threshold", "coefficient")
-    norm, threshold, coefficient = (of(field) for field in fields)
+    needed = ("norm", "threshold", "coefficient")
+    norm, threshold, coefficient = (of(field) for field in needed)
     if norm is None or threshold is None or coefficient is None:
-        present = " and ".join(field for field in fields if of(field) is not None)
+        present = " and ".join(field for field in needed if of(field) is not None)
         raise ValueError(
             f"`history` must have the norm, threshold and coefficient of '{name}{end}',"
             f" got only its {present}. Pass all keys that optclip.metrics returned."
@@ -126,7 +131,8 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     fraction = of("fraction")
     if fraction is not None and end and _is_of_one_norm(fraction, norm, threshold):
         fraction = None
-    is_skipped = skipped_in(columns, name)
+    consecutive = only(fields, "consecutive")
+    is_skipped = None if consecutive is None else consecutive > 0
     if is_skipped is not None:
         # A step may be skipped because of its loss.
         coefficient = np.where(is_skipped, 0, coefficient)
@@ -140,7 +146,7 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     elif fraction is not None:
         # Some responses change norms below their threshold too.
         clipped = fraction > 0
-    title = f"{name}{end}" if end or len(by_name) > 1 else ""
+    title = f"{name}{end}" if end or len(clips) > 1 else ""
     return ClipHistory(title, steps, norm, threshold, after, clipped, fraction)
 
 
@@ -166,8 +172,10 @@ def steps_in(columns: dict[str, np.ndarray]) -> Steps:
     if "step" in columns:
         return Steps(columns["step"], "step")
     numbers = np.arange(len(next(iter(columns.values()))), dtype=float)
-    keys = [f"{name}/steps" for name in parts_in(columns)]
-    counts = [columns[key] for key in keys if key in columns]
+    names = fields_by_name(columns)
+    counts = [
+        names[name]["steps"][""] for name in clips_in(names) if "steps" in names[name]
+    ]
     if not counts:
         return Steps(numbers, "step")
     # Transformations inside `skip` do not count the steps that it skipped.
@@ -188,12 +196,12 @@ def parts_of(
       ValueError: The transformation has one norm only.
     """
     columns = read(history)
-    by_name = parts_in(columns)
-    parts_by_name = {name: _parts(columns, name) for name in by_name}
+    names = fields_by_name(columns)
+    parts_by_name = {name: _parts(names[name]) for name in clips_in(names)}
     parted = [name for name, parts in parts_by_name.items() if parts]
     # A transformation inside `skip` does not run in the steps that are looked for.
-    clip = clip or outer_skip(columns, parted)
-    name = chosen("clip", clip, parted if clip is None and parted else list(by_name))
+    clip = clip or outer_skip(names, parted)
+    name = chosen("clip", clip, parted if clip is None and parted else [*parts_by_name])
     parts = parts_by_name[name]
     if not parts:
         raise ValueError(
@@ -204,11 +212,7 @@ def parts_of(
     return name, steps_in(columns), parts
 
 
-def _parts(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+def _parts(fields: Fields) -> dict[str, np.ndarray]:
     """Return the norms of the groups or leaves of a transformation by name."""
-    parts: dict[str, np.ndarray] = {}
-    for start in (f"{name}/norm/", f"{name}/leaf_norm/"):
-        parts |= {
-            k.removeprefix(start): x for k, x in columns.items() if k.startswith(start)
-        }
-    return parts
+    norms = {**fields["norm"], **fields.get("leaf_norm", {})}
+    return {part: x for part, x in norms.items() if part}

@@ -6,7 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._monitor import PROBE_FIELDS, keys_of_metrics, parts_in, transform_of
+from .._monitor import (
+    PROBE_FIELDS,
+    Fields,
+    clips_in,
+    fields_by_name,
+    numbers_in,
+    only,
+)
 from ._log_file import BARE, Entries, LogError, is_number
 
 # Names of the norm in other libraries, before clipping first: some log both.
@@ -48,16 +55,18 @@ def log_of(log: Entries, norm: str | None) -> Log:
     Raises:
       LogError: It has no norms, or steps with different keys.
     """
-    metrics = [] if norm or log.is_bare else _metrics_in(log.keys)
-    keys = metrics or [_norm_in(log, norm)]
+    metrics = {} if norm or log.is_bare else _metrics_in(log.keys)
+    keys = numbers_in(metrics) or [_norm_in(log, norm)]
     index = [i for i, row in enumerate(log.rows) if not row.keys().isdisjoint(keys)]
     there = set().union(*(log.rows[i] for i in index))
     step = next((key for key in _STEPS if key in there), None)
     _check_same(log, {*keys} | ({step} - {None}), index)
     columns = {key: log.column(key, index) for key in keys}
-    for key in keys if not metrics else _norms_in(metrics):
+    clips = [fields for fields in metrics.values() if "norm" in fields]
+    norms = [key for fields in clips for key in fields["norm"].values()]
+    for key in norms or keys:
         _check(log, key, index, columns[key] < 0, "is negative")
-    counts = [key for key in keys if key == f"{transform_of(key)}/steps"]
+    counts = [only(fields, "steps") for fields in metrics.values() if "steps" in fields]
     if step is not None:
         columns["step"] = log.column(step, index)
         _check(log, step, index, ~np.isfinite(columns["step"]), "is not finite")
@@ -72,28 +81,18 @@ def log_of(log: Entries, norm: str | None) -> Log:
     return Log(columns, shown, not metrics, len(index), len(log.rows), log.unit)
 
 
-def _metrics_in(keys: list[str]) -> list[str]:
-    """Return the keys that `metrics` wrote, of transformations with a norm.
+def _metrics_in(keys: list[str]) -> dict[str, Fields]:
+    """Return the keys that `metrics` wrote, of probes and transformations with norms.
 
     Trainers log keys of the same form, such as ``eval/steps``.
     """
-    keys = [key for key in keys if key == key.strip("/") and "/consecutive/" not in key]
-    names, probe = {*parts_in(keys)}, f"/{PROBE_FIELDS[0]}"
-    if not names:
-        return []
-    probes = {
-        name
-        for name in parts_in(keys, PROBE_FIELDS[0])
-        if {f"{name}/{field}" for field in PROBE_FIELDS} <= {*keys}
-    }
-    ours = keys_of_metrics(keys)
-    return [
-        key
-        for key in keys
-        if key in ours
-        and (transform_of(key) in names | probes or key.removesuffix("/loss") in names)
-        and (key.removesuffix(probe) in probes or not key.endswith(probe))
-    ]
+    names = fields_by_name({key: key for key in keys if key == key.strip("/")})
+    clips = clips_in(names)
+    probes = [n for n, fields in names.items() if fields.keys() >= {*PROBE_FIELDS}]
+    for name in clips:
+        if name not in probes:
+            names[name].pop(PROBE_FIELDS[0], None)
+    return {name: names[name] for name in (*clips, *probes)} if clips else {}
 
 
 def _norm_in(log: Entries, norm: str | None) -> str:
@@ -122,11 +121,6 @@ def _norm_in(log: Entries, norm: str | None) -> str:
         f"{log.path} has no metrics of optclip and no 'grad_norm'; its numbers are"
         f" {listed or 'none'}. Pass the key of the norm with --norm KEY."
     )
-
-
-def _norms_in(keys: list[str]) -> list[str]:
-    pairs = [(name, part) for name, parts in parts_in(keys).items() for part in parts]
-    return ["/".join(filter(None, (name, "norm", part))) for name, part in pairs]
 
 
 def _check_same(log: Entries, keys: set[str], index: list[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import importlib.util
 import io
 from collections.abc import Callable, Iterator
 from html import escape
@@ -11,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .._monitor import parts_in
+from .._monitor import clips_in, fields_by_name
 from .._plot import distribution, heatmap, norms, rate, steps_in
-from ._report import Norm, Report, key_of, phrase, text_of
+from ._report import Norm, Report, phrase, text_of
 
 # Of several groups or leaves, those with the largest norms have a plot of their own.
 _MOST = 3
@@ -32,7 +33,7 @@ _PAGE = """<!DOCTYPE html>
 <style>
 body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 74rem;
   padding: 1rem; }}
-pre {{ overflow-x: auto; }}
+pre {{ white-space: pre-wrap; }}
 .plots {{ display: grid; gap: 1.5rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }}
 figure {{ margin: 0; }}
@@ -57,13 +58,11 @@ Draw = Callable[..., Any]
 
 def require_matplotlib() -> None:
     """Raise an error if Matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
+    if importlib.util.find_spec("matplotlib") is None:
         raise ImportError(
             "--html requires Matplotlib, which is not installed. Install it with pip"
             " install matplotlib."
-        ) from error
+        )
 
 
 def page_of(report: Report, version: str) -> str:
@@ -85,62 +84,55 @@ def page_of(report: Report, version: str) -> str:
 def _plots(report: Report) -> Iterator[tuple[str, Draw, str]]:
     """Yield the title, the function and the description of each plot."""
     columns, drawn = report.log.columns, [norm.name for norm in report.norms]
+    names = fields_by_name(columns)
     for i, norm in enumerate(report.norms):
         if drawn[:i].count(norm.name) < _MOST:
             yield from _plots_of(report, norm)
-    leaves = parts_in(columns, "leaf_norm")
-    for name, parts in parts_in(columns).items():
-        if name not in drawn and parts == [""]:
+    for name in clips_in(names):
+        norm_of_part = names[name]["norm"]
+        if name not in drawn and [*norm_of_part] == [""]:
             draw = functools.partial(norms, columns, clip=name)
             text = "Norms over the steps, in skipped steps too."
             yield f"{name}: norm at each step", draw, text
-        parts = [part for part in [*parts, *leaves.get(name, [])] if part]
-        if len(parts) > 1:
+        count = len({*norm_of_part, *names[name].get("leaf_norm", {})} - {""})
+        if count > 1:
             draw = functools.partial(heatmap, columns, clip=name)
-            text = f"The norms of {len(parts)} groups or leaves over the steps."
+            text = f"The norms of {count} groups or leaves over the steps."
             yield f"{name}: norm of each part", draw, text
 
 
 def _plots_of(report: Report, norm: Norm) -> Iterator[tuple[str, Draw, str]]:
-    columns, start, skipped = report.log.columns, norm.label, 0
+    columns, part, suggestion = report.log.columns, norm.part, norm.suggestion
     words, clipped = "norm at each step", "fraction of steps clipped"
     if norm.threshold is None:
-        if norm.suggestion is None:
+        if suggestion is None:
             return
-        columns, limit = _planned(report, norm), f"{norm.suggestion.max_norm:.9g}"
-        skipped = norm.suggestion.skipped
+        # A run without clipping has nothing else to draw.
+        columns, part = _planned(columns, norm, suggestion.max_norm), None
+        limit = f"{suggestion.max_norm:.9g}"
         words, clipped = (
             f"norm, if clipped at {limit}",
             f"fraction that {limit} would clip",
         )
-    choice = {"clip": norm.name, "part": norm.part if norm.threshold else None}
-    draw = functools.partial(norms, columns, **choice)
-    yield f"{start}: {words}", draw, f"Norms over the steps: {phrase(norm)}."
+    plots = {words: norms}
     if norm.part is None:
-        draw = functools.partial(rate, columns, **choice)
-        yield f"{start}: {clipped}", draw, f"Clipped steps: {phrase(norm)}."
-        # The threshold is drawn with the norms that it was chosen from.
-        considered = {key: x[skipped:] for key, x in columns.items()}
-        draw = functools.partial(distribution, considered, **choice)
-        since = f" from step {considered['step'][0]:.0f}" if skipped else ""
-        yield f"{start}: distribution{since}", draw, f"Histogram: {phrase(norm)}."
+        plots |= {clipped: rate, "distribution": distribution}
+    for title, plot in plots.items():
+        draw = functools.partial(plot, columns, clip=norm.name, part=part)
+        yield f"{norm.label}: {title}", draw, f"{title.capitalize()}: {phrase(norm)}."
 
 
-def _planned(report: Report, norm: Norm) -> dict[str, np.ndarray]:
-    """Return the record of a run that clips at the suggested threshold.
-
-    A run without clipping has nothing else to draw.
-    """
-    columns = report.log.columns
-    x = columns[key_of(norm.name, "norm", norm.part)]
-    limit = norm.suggestion.max_norm if norm.suggestion else np.inf
+def _planned(
+    columns: dict[str, np.ndarray], norm: Norm, limit: float
+) -> dict[str, np.ndarray]:
+    """Return the record of a run that clips at the suggested threshold."""
+    x = fields_by_name(columns)[norm.name]["norm"][norm.part or ""]
+    scaled = np.divide(limit, x, out=np.ones_like(x), where=x > limit)
     return {
         "step": steps_in(columns).at,
         f"{norm.name}/norm": x,
         f"{norm.name}/threshold": np.full_like(x, limit),
-        f"{norm.name}/coefficient": np.divide(
-            limit, x, out=np.ones_like(x), where=x > limit
-        ),
+        f"{norm.name}/coefficient": scaled,
     }
 
 

@@ -7,7 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._monitor import Suggestion, has_run, parts_in, percent, suggest, summary
+from .._monitor import (
+    Fields,
+    Suggestion,
+    clips_in,
+    fields_by_name,
+    has_run,
+    percent,
+    suggest,
+    summary,
+)
 from .._plot import clip_in, steps_in
 from ._log import Log
 
@@ -79,11 +88,11 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
     verdict = [line[3:] for line in lines if line.startswith("-> ")]
     about = [] if log.is_bare else [line for line in lines if line[:3] != "-> "]
     norms, left = [], 0
-    names = parts_in(log.columns)
+    names = fields_by_name(log.columns)
+    every = clips_in(names)
     # A norm of `skip` has a threshold for steps to skip, not to clip.
-    clips = [name for name in names if f"{name}/skipped" not in log.columns]
-    for name in clips or names:
-        parts = _largest_first(log.columns, name, names[name])
+    for name in [n for n in every if "skipped" not in names[n]] or every:
+        parts = _largest_first(names[name])
         norms += [
             _norm_of(log, name, part or None, steps, rate, skip_first)
             for part in parts[:MOST]
@@ -93,19 +102,12 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
     return Report(path, log, ends, about, verdict, norms, left)
 
 
-def key_of(name: str, field: str, part: str | None) -> str:
-    """Return the key of a quantity in `metrics`."""
-    return "/".join(filter(None, (name, field, part)))
-
-
-def _largest_first(
-    columns: dict[str, np.ndarray], name: str, parts: list[str]
-) -> list[str]:
+def _largest_first(fields: Fields) -> list[str]:
     def size(part: str) -> float:
-        norms = columns[key_of(name, "norm", part)]
+        norms = fields["norm"][part]
         return float(np.median(np.where(np.isfinite(norms), norms, 0)))
 
-    return sorted(parts, key=size, reverse=True)
+    return sorted(fields["norm"], key=size, reverse=True)
 
 
 def _norm_of(
@@ -116,12 +118,13 @@ def _norm_of(
     rate: float,
     skip_first: float,
 ) -> Norm:
-    is_run = has_run(log.columns, name)
-    norms, steps = log.columns[key_of(name, "norm", part)][is_run], steps[is_run]
+    names = fields_by_name(log.columns)
+    is_run = has_run(names, name)
+    norms, steps = names[name]["norm"][part or ""][is_run], steps[is_run]
     finite = norms[np.isfinite(norms)]
     threshold, clipped = _clipping_of(log, name, part)
     suggestion, problem = None, ""
-    is_of_many = part is None and f"{name}/fraction" in log.columns
+    is_of_many = part is None and "fraction" in names[name]
     if is_of_many:
         problem = (
             "each step has several norms, of which one is recorded; record='leaves'"

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._monitor import named_columns
+from .._monitor import columns_in
 from .._typing import HistoryState
 
 
@@ -33,5 +33,5 @@ def carried_history(old: HistoryState, new: HistoryState) -> HistoryState:
 
 
 def _columns(text: Any) -> dict[str, int]:
-    columns = named_columns.of_text(jax.device_get(text))
+    columns = columns_in(jax.device_get(text))
     return {column.key: i for i, column in enumerate(columns)}

@@ -13,7 +13,17 @@ from jax.core import Tracer
 from .._arrays import _placement, _validate
 from .._arrays._numerics import as_count, counted
 from .._arrays._types import PyTree
-from .._monitor import Column, Metric, metrics_of, named_columns, states_in
+from .._monitor import (
+    Column,
+    Metric,
+    array_of,
+    columns_in,
+    columns_of,
+    key_of_rows,
+    metrics_of,
+    states_in,
+    text_of,
+)
 from .._transforms import is_placeholder
 from .._typing import HistoryState
 from ._inner import check_state, transformation
@@ -75,14 +85,14 @@ def with_history(
             # A prefix of the true state, since the key of the rows is unknown.
             prefix: Any = jnp.zeros(())
             return HistoryState(inner_state, prefix, count, prefix)
-        columns = named_columns.of_metrics(_metrics_in(inner_state))
-        text = named_columns.as_text(columns)
+        columns = columns_of(_metrics_in(inner_state))
+        text = text_of(columns)
         rows = jnp.zeros((steps, len(columns)), jnp.float32)
         return HistoryState(
             inner_state,
-            {named_columns.digest(text): rows},
+            {key_of_rows(text): rows},
             count,
-            named_columns.as_array(text),
+            array_of(text),
         )
 
     def update_fn(
@@ -93,7 +103,7 @@ def with_history(
             updates, state.history_inner, params, **extra_args
         )
         metrics = _metrics_in(inner_state)
-        _check_columns(state, named_columns.of_metrics(metrics))
+        _check_columns(state, columns_of(metrics))
         ((key, rows),) = state.history_rows.items()
         row = _row(metrics, passed_loss(extra_args)).astype(rows.dtype)[None]
         rows = _placement.placed_as(jnp.asarray(rows), row)
@@ -145,7 +155,7 @@ def _as_vector(run: list[Any] | jax.Array) -> jax.Array:
 
 def _check_columns(state: HistoryState, columns: list[Column]) -> None:
     """Raise unless the state has rows of these columns."""
-    key = named_columns.digest(named_columns.as_text(columns))
+    key = key_of_rows(text_of(columns))
     if list(state.history_rows) == [key]:
         return
     names = {column.key for column in columns}
@@ -160,7 +170,7 @@ def _check_columns(state: HistoryState, columns: list[Column]) -> None:
             f" the key {made} in place of {used!r} (number of quantities and digest of"
             f" their names). {advice} Call update outside of jax.jit for the names."
         )
-    old = {column.key for column in named_columns.of_text(state.history_names)}
+    old = {column.key for column in columns_in(state.history_names)}
     raise ValueError(
         "`state` must have a history of the metrics that `inner` records now. It lacks"
         f" {sorted(names - old)[:5]}, and has the unknown {sorted(old - names)[:5]}."

@@ -266,7 +266,7 @@ PAGES = {
         {"step": np.arange(SIZE), **record(), **SKIP, **LEAVES},
         ["norm at each step", "fraction of steps clipped", "distribution", "norm of each part"],
     ),
-    "planned": (TEXT, ["norm, if clipped at 1.8", "fraction that 1.8 would clip", "from step 10"]),
+    "planned": (TEXT, ["norm, if clipped at 1.8", "fraction that 1.8 would clip", "distribution"]),
     "groups": (MANY, ["clip/11: norm at each step", "norm of each part"]),
     "short": ("1\n2\n", []),
     "not finite": (record(np.full(20, np.nan), 1.0), ["norm at each step"]),

@@ -1,4 +1,4 @@
-"""Read a recorded run: one array over the steps per quantity."""
+"""Read a recorded run: the numbers of each transformation, by field and part."""
 
 from __future__ import annotations
 
@@ -13,10 +13,52 @@ import numpy as np
 
 from .._arrays import _validate
 from .._typing import History
-from ._metrics import keys_of_metrics, parts_in, transform_of
+from ._metrics import FIELDS
 
 # JSON has no such numbers, so `save` writes them as strings.
 _NOT_FINITE = "inf", "-inf", "nan"
+
+# The numbers of one transformation by field, such as `"norm"`, and by part: the label
+# of a group or the path of a leaf. The only norm of a transformation has the part "".
+Fields = dict[str, dict[str, Any]]
+
+
+def fields_by_name(metrics: Mapping[str, Any]) -> dict[str, Fields]:
+    """Return the numbers in a dict of metrics by transformation, field and part.
+
+    Other keys are skipped. ``skip/loss`` counts only with ``skip/loss_threshold``,
+    since trainers log losses of the same form, such as ``eval/loss``, in some steps.
+    """
+    names: dict[str, Fields] = {}
+    for key, numbers in metrics.items():
+        words = str(key).split("/")
+        # The first match is the field, since a leaf's path may contain such a word.
+        at = next((i for i, word in enumerate(words) if i and word in FIELDS), None)
+        if at is not None:
+            name, part = "/".join(words[:at]), "/".join(words[at + 1 :])
+            names.setdefault(name, {}).setdefault(words[at], {})[part] = numbers
+    for name, fields in names.items():
+        if "loss_threshold" in fields and (key := f"{name}/loss") in metrics:
+            fields["loss"] = {"": metrics[key]}
+    return names
+
+
+def clips_in(names: Mapping[str, Fields]) -> list[str]:
+    """Return the transformations that have norms; a probe has none."""
+    return [name for name, fields in names.items() if "norm" in fields]
+
+
+def keys_of_metrics(keys: Iterable[str]) -> list[str]:
+    """Return the keys that `metrics` wrote, in their order."""
+    keys = list(keys)
+    chosen = numbers_in(fields_by_name({key: key for key in keys}))
+    return [key for key in keys if key in chosen]
+
+
+def numbers_in(names: Mapping[str, Fields]) -> list[Any]:
+    """Return the numbers of all transformations."""
+    parts = [parts for fields in names.values() for parts in fields.values()]
+    return [numbers for each in parts for numbers in each.values()]
 
 
 def read(history: History) -> dict[str, np.ndarray]:
@@ -89,41 +131,50 @@ def _is_column(x: Any, count: int) -> bool:
     return shape[:1] == (count,)
 
 
-def without_skipped(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def without_skipped(names: Mapping[str, Fields]) -> dict[str, Fields]:
     """Return each transformation without the steps in which it did not run.
 
     The arrays of transformations then differ in length.
     """
-    is_run = {name: has_run(columns, name) for name in parts_in(columns)}
+    return {name: at(fields, has_run(names, name)) for name, fields in names.items()}
+
+
+def at(fields: Fields, index: Any) -> Fields:
+    """Return the numbers of a transformation at one step or several."""
     return {
-        key: x[is_run[name]] if (name := transform_of(key)) in is_run else x
-        for key, x in columns.items()
+        field: {part: x[index] for part, x in parts.items()}
+        for field, parts in fields.items()
     }
 
 
-def has_run(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+def has_run(names: Mapping[str, Fields], name: str) -> np.ndarray:
     """Return the steps in which no `skip` around a transformation skipped it.
 
     In the other steps its thresholds are NaN in the output of `history`, and its count
     of steps stays the same in the metrics of each step. If it ran in none, all steps
     are returned, so that there is something to read.
     """
-    parts = parts_in(columns, "threshold").get(name, [])
-    keys = ["/".join(filter(None, (name, "threshold", part))) for part in parts]
-    skips = parts_in(columns, "consecutive")
-    skipped = [columns[f"{skip}/consecutive"] > 0 for skip in skips]
-    every = np.ones(len(next(iter(columns.values()))), bool)
-    if not keys or not skipped:
+    fields = names[name]
+    parts = next(iter(fields.values()))
+    every = np.ones(len(next(iter(parts.values()))), bool)
+    thresholds = list(fields.get("threshold", {}).values())
+    consecutive = [only(each, "consecutive", 0 * every) for each in names.values()]
+    if not thresholds:
         return every
-    is_nan = np.isnan([columns[key] for key in keys]).all(axis=0)
-    counts = columns.get(f"{name}/steps", np.full(len(every), np.nan))
+    is_nan = np.isnan(thresholds).all(axis=0)
+    counts = only(fields, "steps", np.full(len(every), np.nan))
     is_repeated = np.diff(counts, prepend=0) == 0
-    is_run = ~((is_nan | is_repeated) & np.any(skipped, axis=0))
+    is_run = ~((is_nan | is_repeated) & np.any(np.array(consecutive) > 0, axis=0))
     return is_run if is_run.any() else every
 
 
+def only(fields: Fields, field: str, default: Any = None) -> Any:
+    """Return the numbers of a field without parts, or the default if there are none."""
+    return fields.get(field, {}).get("", default)
+
+
 def _keys_read(keys: Mapping[str, Any]) -> list[str]:
-    chosen = keys_of_metrics(keys) | {"step"}
+    chosen = {*keys_of_metrics(keys), "step"}
     return [key for key in keys if key in chosen]
 
 
@@ -197,14 +248,7 @@ def chosen(what: str, name: str | None, names: list[str], run: str = "history") 
     raise ValueError(_validate.must_be(what, f"one of {names}", name, advice))
 
 
-def outer_skip(keys: Iterable[str], names: list[str]) -> str | None:
+def outer_skip(names: Mapping[str, Fields], among: Iterable[str]) -> str | None:
     """Return the only `skip` among transformations, which records all steps."""
-    present = set(keys)
-    skips = [name for name in names if f"{name}/skipped" in present]
+    skips = [name for name in among if "skipped" in names[name]]
     return skips[0] if len(skips) == 1 else None
-
-
-def skipped_in(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
-    """Return the steps that the `skip` of this name skipped; None for no `skip`."""
-    consecutive = columns.get(f"{name}/consecutive")
-    return None if consecutive is None else np.asarray(consecutive) > 0
