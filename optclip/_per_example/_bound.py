@@ -14,7 +14,7 @@ import numpy as np
 from .._arrays import _leaves, _numerics, _validate
 from .._arrays._batching import Batched
 from .._arrays._leaves import Flat
-from .._arrays._types import Number, PyTree
+from .._arrays._types import PyTree
 from .._clip import (
     SCALE,
     ByArgument,
@@ -30,7 +30,6 @@ from .._norms import L2, Measured, flush_small
 from .._responses import BaseResponse
 from .._scopes import LEAF, TREE, Groups, Scope, as_scope, declaring
 from .._typing import is_cotangent_record
-from ._example_gradients import Row
 from ._ghost import _formulas
 from ._ghost._formulas import Scaled
 from ._responses import response_of
@@ -97,25 +96,16 @@ class Bound:
             advice = "Pass weights=, one number per example, or remove max_weight=."
             raise ValueError(_validate.must_be("weights", wanted, weights, advice))
 
-    def check_thresholds(self, thresholds: PyTree) -> None:
-        """Raise if each example has its own thresholds, and `"unit"` divides by one."""
-        if thresholds is not None and self.is_unit:
-            wanted = "None with response='unit', which divides by `threshold`"
-            advice = "Pass response='hard' and weights=1 / thresholds."
-            message = _validate.must_be("thresholds", wanted, thresholds, advice)
-            raise ValueError(message)
-
     def one_clipped(
-        self, clip: Clip, grads: PyTree, row: Row
+        self, clip: Clip, grads: PyTree, weight: Any
     ) -> tuple[PyTree, ClippedNorms]:
         """Return the clipped and weighted gradient of one example, and its norms."""
         layout = layout_of(clip, grads)
         self._check_all_bounded(layout)
         measured = clip.norm.measure(layout.blocks)
-        limits = self._limits_of(layout, row.thresholds)
-        decision = decide(clip, layout, measured, limits)
+        decision = decide(clip, layout, measured, self._limits_of(layout))
         clipped, coefficients = apply(decision)
-        return self._weighted(clipped, row.weight), _about(decision, coefficients)
+        return self._weighted(clipped, weight), _about(decision, coefficients)
 
     def norms_of_squares(self, clip: Clip, squares: PyTree) -> PyTree:
         """Return the norms of one example from `Scaled` squared norms of its leaves."""
@@ -123,28 +113,20 @@ class Bound:
         return layout.tree(norms)
 
     def of_squares(
-        self, clip: Clip, squares: PyTree, row: Row
+        self, clip: Clip, squares: PyTree, weight: Any
     ) -> tuple[ClippedNorms, PyTree]:
         """Return the norms of one example, and the weighted coefficient per leaf."""
         layout, norms = _laid_out(clip, squares)
         self._check_all_bounded(layout)
-        limits = self._limits_of(layout, row.thresholds)
-        decision = decide(clip, layout, Measured(Batched(norms)), limits)
+        measured = Measured(Batched(norms))
+        decision = decide(clip, layout, measured, self._limits_of(layout))
         coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
         of_block = coefficients.entries()
         by_leaf = layout.rebuild({i: of_block[b] for i, _, b in layout.scaled})
-        return _about(decision, coefficients), self._weighted(by_leaf, row.weight)
+        return _about(decision, coefficients), self._weighted(by_leaf, weight)
 
-    def _limits_of(self, layout: Layout, thresholds: PyTree) -> ByArgument:
-        """Return the thresholds of one example.
-
-        Its own thresholds are limited to the common ones, which the sensitivity states.
-        """
-        limits = layout.fill("threshold", self.threshold)
-        if thresholds is not None:
-            own = layout.fill("thresholds", thresholds)
-            limits = [*map(_least, own, limits)]
-        return {"threshold": limits}
+    def _limits_of(self, layout: Layout) -> ByArgument:
+        return {"threshold": layout.fill("threshold", self.threshold)}
 
     def _weighted(self, tree: PyTree, weight: Any) -> PyTree:
         """Return a tree times a weight, zeros for a weight of 0 even if it has NaN."""
@@ -275,10 +257,6 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
     return layout, norms
 
 
-def _least(own: Number, most: Number) -> jax.Array:
-    return jnp.minimum(_numerics.as_array(own), _numerics.as_array(most))
-
-
 def _wide(value: Any) -> Any:
     """Return a number in float64, or a traced one in float32 or wider."""
     concrete = _validate.concrete(value)
@@ -346,7 +324,8 @@ def _check_threshold(threshold: Any, scope: Scope) -> None:
         if jnp.shape(value):
             wanted = "one number for each norm"
             advice = f"Its shape is {jnp.shape(value)}."
-            advice += " For one per example, pass thresholds= in the call."
+            advice += " For one per example, map optclip.functional.clip_by_global_norm"
+            advice += " with jax.vmap over gradients and thresholds."
             message = _validate.must_be("threshold", wanted, value, advice)
             raise ValueError(message)
     if scope == TREE and not _validate.is_number(threshold):

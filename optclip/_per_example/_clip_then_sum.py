@@ -31,7 +31,7 @@ def clipped(
 ) -> tuple[PyTree, ExampleInfo]:
     """Return the sum of clipped gradients, or each of them, and an `ExampleInfo`.
 
-    The examples of the source are rows, from `with_rows`.
+    The examples of the source are rows, from `with_weights`.
     """
     clip = bound.clip(source.split)
     source, flags = padded(source, padding)
@@ -85,7 +85,7 @@ def _contribution(
 ) -> tuple[PyTree, ExampleInfo]:
     """Return the contribution of one example, and its `ExampleInfo`."""
     value, aux, grads = source.of_one(row.example)
-    clipped, norms = bound.one_clipped(clip, _wide(grads), row)
+    clipped, norms = bound.one_clipped(clip, _wide(grads), row.weight)
     clipped, about = without_padding((clipped, (value, *norms)), is_padding)
     return clipped, ExampleInfo(*about, padding=is_padding, aux=aux)
 

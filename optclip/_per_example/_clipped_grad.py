@@ -15,7 +15,7 @@ from .._scopes import ScopeLike
 from . import _clip_then_sum, _method
 from ._bound import Relation, bound_of, check_floats
 from ._clip_then_sum import Reduce
-from ._example_gradients import Source, check_placed, check_together, with_rows
+from ._example_gradients import Source, check_placed, check_together, with_weights
 from ._info import ExampleInfo
 from ._loss import Loss, apart
 from ._method import METHODS, Method
@@ -63,7 +63,6 @@ class ClippedGrad:
         *args: Any,
         padding: jax.Array | None = None,
         weights: jax.Array | None = None,
-        thresholds: PyTree = None,
     ) -> tuple[PyTree, ExampleInfo]:
         """Compute the clipped gradients, and information about each example.
 
@@ -75,8 +74,6 @@ class ClippedGrad:
             gradients, limited to `max_weight` in magnitude. An example of weight 0 adds
             nothing even if it is NaN, except that `nonfinite="raise"` raises. Required
             with `max_weight`. Default: None, 1.
-          thresholds: Threshold of each example, `(batch,)`, or a dict or prefix tree of
-            these; larger ones are limited to `threshold`. Default: None, `threshold`.
 
         Returns:
           The sum, a tree like the parameters in float32 or wider, and an `ExampleInfo`.
@@ -87,11 +84,10 @@ class ClippedGrad:
           ValueError: `weights` is passed without `max_weight`, or missing with it.
         """
         self.bound.check_weights(weights)
-        self.bound.check_thresholds(thresholds)
         source = source_of(self.loss, args, self.microbatch_size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, self.method)
         grads, info = _clip_then_sum.clipped(
-            with_rows(source, weights, thresholds), self.bound, padding,
+            with_weights(source, weights), self.bound, padding,
             self.microbatch_size, self.reduce, is_ghost=is_ghost,
         )  # fmt: skip
         return _placement.back(grads, self.loss.params(args)), info
@@ -103,8 +99,7 @@ class ClippedGrad:
 
         It is `sqrt(sum(C**2)) / normalize_by` over all thresholds C, times `max_weight`
         if that is set. With `response="unit"` each C counts as 1, and `"replace_one"`
-        doubles the result. The weight and thresholds of an example must not depend on
-        other examples.
+        doubles the result. The weight of an example must not depend on other examples.
 
         Args:
           relation: How neighboring batches differ in one example: `"add_or_remove"`
@@ -139,8 +134,7 @@ def clipped_grad(
     """Compute per-example gradients, clip each, and sum them over the batch.
 
     The sum is `sum(g * min(1, C / norm(g)) for g in gradients) / normalize_by`, with
-    the threshold C. The call takes weights and thresholds per example:
-    `sum(w[i] * g[i] * min(1, c[i] / norm(g[i])))`.
+    the threshold C. The call takes a weight per example, a factor of its summand.
 
     The loss must not combine examples, as BatchNorm and MoE capacity limits do:
     clipping does not bound their effect.
@@ -181,9 +175,9 @@ def clipped_grad(
         for any. Default: None, a function without weights.
 
     Returns:
-      A `ClippedGrad`. Call it with the loss's arguments, and optionally `padding`,
-      `weights` and `thresholds`, for the sum in float32 or wider and an `ExampleInfo`
-      of the unweighted gradients. Its method `sensitivity` bounds the effect of one
+      A `ClippedGrad`. Call it with the loss's arguments, and optionally `padding`
+      and `weights`, for the sum in float32 or wider and an `ExampleInfo` of the
+      unweighted gradients. Its method `sensitivity` bounds the effect of one
       example. Compile the call with `jax.jit`; otherwise microbatches and ghost norms
       compile in each call.
 

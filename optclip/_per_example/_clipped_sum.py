@@ -15,7 +15,7 @@ from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum
 from ._bound import bound_of, check_floats
-from ._example_gradients import Source, check_together, check_whole, with_rows
+from ._example_gradients import Source, check_together, check_whole, with_weights
 from ._info import ExampleInfo
 from ._responses import ExampleResponse
 
@@ -26,7 +26,6 @@ def clipped_sum(
     *,
     padding: jax.Array | None = None,
     weights: jax.Array | None = None,
-    thresholds: PyTree = None,
     normalize_by: Number = 1.0,
     over: ScopeLike = "tree",
     response: ExampleResponse = "hard",
@@ -57,9 +56,6 @@ def clipped_sum(
       padding: Bools along the first axis that mark padding. Default: None.
       weights: Finite numbers along the first axis that multiply the clipped gradients.
         A gradient of weight 0 adds nothing even if it is NaN. Default: None, 1.
-      thresholds: Threshold of each gradient, an array along the first axis, or a dict
-        or prefix tree of these; larger ones are limited to `threshold`. Default: None,
-        `threshold`.
       normalize_by: Divisor of the sum, above 0. Default: 1.
       over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
         `optclip.groups(...)`, which must label every leaf.
@@ -86,9 +82,8 @@ def clipped_sum(
     check_floats(_leaves.flatten(grads))
     check_whole(grads)
     check_together(grads)
-    bound.check_thresholds(thresholds)
     source = Source(lambda grad: (None, None, grad), _placement.on_device(grads))
-    source = with_rows(source, weights, thresholds)
+    source = with_weights(source, weights)
     summed, info = _clip_then_sum.clipped(source, bound, padding, None)
     return _placement.back(summed, grads), info
 
@@ -129,7 +124,7 @@ def aggregate(
 
     Returns:
       An optax transformation with an empty state. `update` takes gradients with a
-      leading axis of examples and, optionally, `padding`, `weights` and `thresholds`.
+      leading axis of examples and, optionally, `padding` and `weights`.
 
     Raises:
       TypeError: A leaf of the updates is not a dense array of floats.
@@ -156,13 +151,10 @@ def aggregate(
         *,
         padding: jax.Array | None = None,
         weights: jax.Array | None = None,
-        thresholds: PyTree = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
         del extra
-        summed, _ = held.value(
-            updates, padding=padding, weights=weights, thresholds=thresholds
-        )
+        summed, _ = held.value(updates, padding=padding, weights=weights)
         _check_shapes(summed, params)
         return summed, state
 

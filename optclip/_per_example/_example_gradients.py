@@ -136,44 +136,30 @@ def without_padding(tree: Any, is_padding: jax.Array) -> Any:
 
 
 class Row(NamedTuple):
-    """Hold an example, or a batch of them, with weights and thresholds or None."""
+    """Hold an example, or a batch of them, with its weight or None."""
 
     example: PyTree
     weight: Any = None
-    thresholds: PyTree = None
 
 
-def with_rows(source: Source, weights: Any, thresholds: PyTree) -> Source:
-    """Return the source with a `Row` in place of each example."""
-    number = _microbatches.batch_size(source.examples)
-    flags = _placement.no_flags(jnp.asarray(jax.tree.leaves(source.examples)[0]))
-    if weights is not None:
-        wanted = f"an array of {number} real numbers, one per example, or None"
-        advice = "For bools, pass padding=~weights." if _is_bool(weights) else ""
-        weights = _checked("weights", weights, flags, wanted, advice)
-    wanted = f"an array of {number} real numbers, one per example, or a tree of these"
-    thresholds = jax.tree.map(
-        lambda values: _checked("thresholds", values, flags, wanted), thresholds
-    )
-    return source._replace(examples=Row(source.examples, weights, thresholds))
+def with_weights(source: Source, weights: Any) -> Source:
+    """Return the source with a `Row` in place of each example.
 
-
-def _checked(
-    name: str, values: Any, flags: jax.Array, wanted: str, advice: str = ""
-) -> jax.Array:
-    """Return values in float32 or wider, sharded like the examples.
-
-    Their contents are data, which padding may fill with anything, so only their type is
-    checked. NaN makes the sum NaN, and a negative threshold clips to zero.
+    Weights are in float32 or wider, sharded like the examples. Their values are data,
+    which padding may fill with anything, so only their type is checked. A weight of
+    NaN makes the sum NaN.
     """
-    if not _validate.is_number(values):
-        raise TypeError(_validate.must_be(name, wanted, values, advice))
-    if jnp.shape(values) != flags.shape:
-        advice = f"Its shape is {jnp.shape(values)}."
-        raise ValueError(_validate.must_be(name, wanted, values, advice))
-    x = _numerics.as_array(values)
-    return _placement.placed_as(x, flags)
-
-
-def _is_bool(x: Any) -> bool:
-    return getattr(x, "dtype", None) == np.bool_
+    number = _microbatches.batch_size(source.examples)
+    if weights is None:
+        return source._replace(examples=Row(source.examples))
+    flags = _placement.no_flags(jnp.asarray(jax.tree.leaves(source.examples)[0]))
+    wanted = f"an array of {number} real numbers, one per example, or None"
+    if not _validate.is_number(weights):
+        is_bool = getattr(weights, "dtype", None) == np.bool_
+        advice = "For bools, pass padding=~weights." if is_bool else ""
+        raise TypeError(_validate.must_be("weights", wanted, weights, advice))
+    if jnp.shape(weights) != flags.shape:
+        advice = f"Its shape is {jnp.shape(weights)}."
+        raise ValueError(_validate.must_be("weights", wanted, weights, advice))
+    weights = _placement.placed_as(_numerics.as_array(weights), flags)
+    return source._replace(examples=Row(source.examples, weights))

@@ -41,9 +41,8 @@ def of_microbatch(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
 
     def function(rows: Row, padding: jax.Array) -> tuple[PyTree, PyTree]:
         back = _checked_backward(source, rows.example, strict=bound.strict)
-        squares, rows = scaled_squares(back), rows._replace(example=None)
-        about = jax.vmap(functools.partial(_about, bound, clip))(squares, rows, padding)
-        norms, by_leaf = about
+        about = jax.vmap(functools.partial(_about, bound, clip))
+        norms, by_leaf = about(scaled_squares(back), rows.weight, padding)
         value = jax.vmap(without_padding)(back.values, padding)
         info = ExampleInfo(value, *norms, padding=padding, aux=back.aux)
         return _weighted_sum(clip, back, by_leaf), info
@@ -77,9 +76,9 @@ def measured(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
 
 
 def _about(
-    bound: Bound, clip: Clip, squares: PyTree, row: Row, is_padding: jax.Array
+    bound: Bound, clip: Clip, squares: PyTree, weight: Any, is_padding: jax.Array
 ) -> Any:
-    return without_padding(bound.of_squares(clip, squares, row), is_padding)
+    return without_padding(bound.of_squares(clip, squares, weight), is_padding)
 
 
 def _weighted_sum(clip: Clip, back: BackwardPass, by_leaf: PyTree) -> PyTree:

@@ -295,7 +295,7 @@ ROUTED = [
     ((np.ones(3, bool), V, "`{p}` must be an array of 2 bools"), "padding"),
     (
         (np.ones(3), V, "`{p}` must be an array of 2 real numbers"),
-        "weights thresholds",
+        "weights",
     ),
     ((None, V, "`query` must be the name of a module"), "find_heads.params"),
     (({}, V, "`{p}` must be a tree with floating-point leaves"), "explain.params"),
@@ -770,14 +770,6 @@ MESSAGES = {
     "per_example.clipped_sum.weights": [
         (jnp.array([True, False]), T, "For bools, pass padding=~weights."),
         (np.ones((2, 1)), V, "one per example, or None, got array([[1.],"),
-    ],
-    "per_example.clipped_sum.thresholds": [
-        (
-            "x",
-            T,
-            "`thresholds` must be an array of 2 real numbers, one per example, or",
-        ),
-        ({"a": np.ones(2)}, V, "`thresholds` must be a prefix of the tree to which it"),
     ],
     "per_example.clipped_sum.grads": [
         ({}, V, "The arrays of a batch must have first axes of the same length, got"),

@@ -24,10 +24,7 @@ PARAMS = {
 SPLIT = {"w": P(None, "model"), "v": P("model", None), "b": P()}
 WHOLE = {"w": P(), "v": P(), "b": P()}
 PADDING = np.arange(16) % 5 == 3
-OWN = {
-    "weights": np.float32(np.arange(16) % 4 - 1),
-    "thresholds": np.linspace(5, 12, 16, dtype=np.float32),
-}
+OWN = {"weights": np.float32(np.arange(16) % 4 - 1)}
 BOUND = 10.5
 
 
@@ -134,7 +131,7 @@ def test_quantile_threshold_in_shard_map_without_padding_equals_one_device():
 
 @pytest.mark.parametrize(
     ("size", "method", "is_padded"),
-    [(None, "vmap", True), (8, "auto", True), (6, "vmap", False)],
+    [(None, "vmap", True), (8, "vmap", True), (6, "vmap", False)],
 )
 def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, is_padded):
     mesh = meshes.mesh_of("8", "explicit")

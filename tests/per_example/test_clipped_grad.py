@@ -163,22 +163,19 @@ def test_clipped_grad_uses_threshold_of_each_group_or_leaf(over, thresholds, res
     assert_close(found, {key: x / 4 for key, x in wanted.items()})
 
 
-# One weight is above its limit of 2, and two thresholds are above BOUND.
+# One weight is above its limit of 2.
 WEIGHTS = np.array([1.5, -0.5, 0.0, 3.0, 1.0, 2.0, np.nan], np.float32)
-OWN = np.linspace(0.1, 1.1, 7)
 IS_PADDING = np.arange(7) == 6
 
 
-def weighted(over, most):
+def weighted(over, limits):
     """Return each weighted gradient; the last is padding, the third has weight 0."""
-    k = {"w": OWN, "b": OWN[::-1]} if over == "groups" else dict.fromkeys("wb", OWN)
-    limits = {
-        key: np.minimum(c, t) for (key, c), t in zip(k.items(), most, strict=True)
-    }
     w = np.where(IS_PADDING, 0, np.minimum(WEIGHTS, 2))
-    factors = {key: w * coefficients(over, "hard", c)[key] for key, c in limits.items()}
-    assert all((w != k).sum() > 2 for k in factors.values())
     g = gradients()
+    factors = {
+        key: w * coefficients(over, "hard", c)[key]
+        for key, c in zip(g, limits, strict=True)
+    }
     return {key: np.einsum("i,i...->i...", k, g[key]) for key, k in factors.items()}
 
 
@@ -187,20 +184,14 @@ def weighted(over, most):
     [("tree", None, "ghost"), ("groups", 3, "ghost"), ("leaf", 3, "vmap"),
      ("groups", None, "vmap")],
 )  # fmt: skip
-def test_weights_and_thresholds_of_examples_equal_formula(over, size, method):
-    by_label = {"matrix": np.float32(OWN), "vector": np.float32(OWN[::-1])}
+def test_weights_of_examples_equal_formula(over, size, method):
     most = {"matrix": BOUND, "vector": 0.5} if over == "groups" else BOUND
     f = clipped_grad(
         loss, most, over=SCOPES[over], microbatch_size=size, method=method,
         strict=False, max_weight=2.0, normalize_by=4.0,
     )  # fmt: skip
-    own = by_label if over == "groups" else np.float32(OWN)
     batch = np.where((np.arange(7) % 4 == 2)[:, None], np.float32(np.nan), BATCH)
-    # Eager calls with microbatches run a program of their own.
-    run = f if (size, method) == (3, "ghost") else quick_jit(f)
-    found, info = run(
-        PARAMS, batch, padding=IS_PADDING, weights=WEIGHTS, thresholds=own
-    )
+    found, info = quick_jit(f)(PARAMS, batch, padding=IS_PADDING, weights=WEIGHTS)
     each = weighted(over, (BOUND, 0.5 if over == "groups" else BOUND))
     assert_close(found, {key: x.sum(0) / 4 for key, x in each.items()})
     # The record describes the gradients without their weights.
@@ -209,13 +200,13 @@ def test_weights_and_thresholds_of_examples_equal_formula(over, size, method):
     assert all(np.isnan(x[2]) for x in jax.tree.leaves(info.norms))
 
 
-def test_sums_of_computed_gradients_take_weights_and_thresholds():
+def test_sums_of_computed_gradients_take_weights():
     tx = per_example.aggregate(BOUND, normalize_by=1.0, strict=False)
     f = clipped_grad(loss, BOUND, reduce="none", strict=False, max_weight=2.0)
 
     @quick_jit
     def of_all(grads, weights):
-        own = {"padding": IS_PADDING, "weights": weights, "thresholds": OWN}
+        own = {"padding": IS_PADDING, "weights": weights}
         summed, _ = clipped_sum(grads, BOUND, strict=False, **own)
         updates, _ = tx.update(grads, tx.init(PARAMS), PARAMS, **own)
         return summed, updates, f(PARAMS, BATCH, **own)[0]
@@ -555,10 +546,6 @@ ERRORS = {
     "limit without weights": (
         lambda: clipped_grad(loss, 1.0, max_weight=0.5)(PARAMS, BATCH),
         (ValueError, "`weights` must be passed with `max_weight`"),
-    ),
-    "thresholds in units": (
-        lambda: clipped_sum(THREE, 1.0, response="unit", thresholds=THREE),
-        (ValueError, "`thresholds` must be None with response='unit'.*1 / thresholds"),
     ),
     "relation": (
         lambda: clipped_grad(linear, 2.0).sensitivity("near"),
