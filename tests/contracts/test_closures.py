@@ -16,7 +16,7 @@ import pytest
 
 import optclip
 from optclip import recipes, thresholds
-from tests.support.registry import ENTRIES
+from tests.support.registry import FACTORIES
 
 # Thresholds, rates and masks that cannot be hashed.
 ONE = jnp.ones(())
@@ -88,8 +88,7 @@ def opened(tree):
 
 
 TRANSFORMATIONS = {
-    **{entry.id: entry.make for entry in ENTRIES},
-    **{f"recipe-{name}": getattr(recipes, name) for name in recipes.__all__},
+    **FACTORIES,
     "array": lambda: CLIP,
     "no-record": lambda: optclip.clip_by_global_norm(ONE, record=False),
     "by-leaf": lambda: optclip.clip_by_norm({"a": ONE, "b": None}, record="leaves"),

@@ -8,41 +8,42 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 import optclip
-from optclip import functional, per_example, recipes, thresholds
-from tests.support import helpers
-from tests.support.registry import ENTRIES, by_trait
+from optclip import functional, per_example, thresholds
+from tests.support import covering, helpers
+from tests.support.registry import ENTRIES, FACTORIES, SHARING, WRAPPERS, by_trait
 
 TREE = helpers.gradients()
 NORM = optclip.clip_by_norm(1.0)
-NO_RULES = {"Bounds", "Rule", "Seen", "bounds", "of", "of_gradients", "scaled"}
-BY_LEAF = {"adagc", "agc", "clippy", "olmo_ratio", "sclip", "uclip"}
-OF_ELEMENTS = {"ema_of_max", "moment", "second_moment"}
-
-
-def of_rule(name):
-    over = "element" if name in OF_ELEMENTS else "leaf"
-    return optclip.clip_by(getattr(thresholds, name)(), over=over)
-
-
-TRANSFORMATIONS = {
-    **{entry.id: entry.make() for entry in ENTRIES},
-    **{f"recipes.{name}": getattr(recipes, name)() for name in recipes.__all__},
-    **{name: of_rule(name) for name in thresholds.__all__ if name not in NO_RULES},
+# Options with a path of their own through the placement of leaves.
+OPTIONS = {
     "norms of leaves": optclip.clip_by_global_norm(1.0, record="leaves"),
     "strict": optclip.clip_by_norm(1.0, strict=True),
     "zero": optclip.clip_by_norm(1.0, nonfinite="zero"),
     "zero elements": optclip.clip_by_value(1.0, nonfinite="zero"),
     "smooth elements": optclip.clip_by(1.0, over="element", response="smooth"),
-    "skip": optclip.skip(optax.sgd(1.0), max_norm=thresholds.ema(), over="leaf"),
     "scaled": optclip.clip_by_norm(thresholds.scaled(thresholds.ema(), 2.0, low=0.1)),
     "of": optclip.clip_by(thresholds.of(0.5, thresholds.ema()), over=optclip.axes(0)),
-    "constrain": optclip.constrain(optax.sgd(1.0), NORM),
-    "after": optclip.clip_after(optax.sgd(1.0), NORM),
-    "before": optclip.clip_before(NORM, optax.sgd(1.0)),
-    "feedback": optclip.with_error_feedback(NORM),
-    "reset": optclip.with_periodic_reset(NORM, 2),
-    "history": optclip.with_history(NORM, 2),
 }
+TRANSFORMATIONS = {name: make() for name, make in FACTORIES.items()} | OPTIONS
+# Run eagerly, each operation of each device is a program: these have every scope, kind
+# of state, rule with a memory per leaf, and wrapper.
+SPREAD = (
+    TRANSFORMATIONS
+    if covering.full
+    else [
+        *(entry.id for entry in by_trait(ENTRIES, "scope", "state")),
+        *(
+            "recipes.agc",
+            "recipes.adagc",
+            "recipes.spectra",
+            "quantile",
+            "zscore",
+            "moment",
+        ),
+        *WRAPPERS,
+        *OPTIONS,
+    ]
+)
 
 
 def update_of(tx):
@@ -98,15 +99,6 @@ CALLS = {
 }
 
 
-# Their leaves share a norm, a memory, or one computation of optax.
-SHARING = {
-    *(entry.id for entry in ENTRIES if entry.scope in ("tree", "groups", "user")),
-    *(f"recipes.{name}" for name in recipes.__all__ if name not in BY_LEAF),
-    *OF_ELEMENTS,
-    "norms of leaves",
-}
-
-
 def first_on_host(tree):
     """Return a tree with its first and third leaf in host memory."""
     host = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
@@ -150,7 +142,7 @@ def spread_out(tree):
     return treedef.unflatten(leaves)
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", SPREAD)
 def test_leaves_on_two_devices_stay_there_unless_they_share_a_norm(name):
     tree, tx = spread_out(TREE), optax.with_extra_args_support(TRANSFORMATIONS[name])
 
@@ -159,7 +151,7 @@ def test_leaves_on_two_devices_stay_there_unless_they_share_a_norm(name):
         _, state = tx.update(tree, state, tree, value=jnp.float32(1))
         return tx.update(tree, state, tree, value=jnp.float32(1))
 
-    if name in SHARING:
+    if name in SHARING or name == "norms of leaves":
         advice = (
             r"on the same devices or mesh, got the leaf.*(use_norm=|optax\.partition)"
         )

@@ -27,7 +27,10 @@ from tools import bounds
     ),
 )
 def test_entry_hostile_magnitudes_follow_formula(entry, dtype):
-    @helpers.optimized_jit
+    # Norms are computed in float32, whose sums the compiler may reorder.
+    jit = helpers.optimized_jit if dtype == "float32" else helpers.quick_jit
+
+    @jit
     def clip(tree, threshold):
         tx = helpers.tx_without_promotion(
             entry.make(threshold if entry.scalar_threshold else None)

@@ -172,8 +172,9 @@ def expected(method, cotangent, qk, matrix, skip, mask):
     mesh=[None, *MODES],
     where=lambda method, matrix, mesh, **_: (
         (method, mesh) != ("ghost", "explicit")
-        # These programs compile slowly; test_matrix_meshes.py tests all meshes.
+        # These programs compile slowly; tests/distributed has all of both.
         and (covering.full or matrix != "singular" or mesh in (None, "mapped"))
+        and (covering.full or mesh != "explicit")
     ),
 )
 def test_features_together_equal_loop(

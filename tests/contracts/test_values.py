@@ -1,4 +1,4 @@
-"""Every kind of threshold; every transformation in float64 and below its bound.
+"""Every kind of threshold; every trait in float64 and below its bound.
 
 Every transformation in the other dtypes is in test_properties.py, and on leaves of
 three dtypes in test_jax.py.
@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import covering, helpers
 from tests.support.helpers import quick_jit
-from tests.support.registry import ENTRIES, SCALAR, by_trait
+from tests.support.registry import SCALAR, by_trait
 
 # The scope of the parameter puts the tests of one entry in a row, so that one worker
 # runs them and compiles the clip once.
@@ -39,7 +39,7 @@ def clip(tx, tree):
 
 
 @pytest.mark.covering(
-    entry=ENTRIES,
+    entry=by_trait(),
     run=covering.RUNS,
     # An eager run compiles each operation in a dtype that no other test has.
     where=lambda entry, run: run == "jit" or entry.scope == "tree",

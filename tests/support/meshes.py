@@ -84,9 +84,16 @@ def _groups(**more: Any) -> Any:
     return optclip.clip_by_group_norm({"a": 4.0, "b": 1.0}, groups, **more)
 
 
-# The groups and the user's scope of the registry have a single leaf per key here.
+# The groups and the user's scope of the registry have a single leaf per key here. Each
+# kind of norm has its own collectives.
+KINDS = ("norm", "global-norm", "global-norm-inf", "global-norm-3")
 CLIPS = [
-    *(_of(e) for e in registry.ENTRIES if e.id not in ("user-scope", "group-norm")),
+    *(
+        _of(entry)
+        for entry in registry.ENTRIES
+        if entry.id not in ("user-scope", "group-norm")
+        and (entry in registry.by_trait() or entry.id in KINDS or entry.of_matrices)
+    ),
     Clip("groups", _groups, ("leaf",)),
     Clip("masked", _masked, ("tree",)),
     Clip("skip", _skip, ("tree",)),

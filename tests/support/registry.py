@@ -14,6 +14,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import optclip
 from tests.support import covering, oracles
@@ -460,6 +461,61 @@ def by_trait(entries: list[Entry] = ENTRIES, *kinds: str) -> list[Entry]:
         missing -= counted[best]
     return [entry for entry in entries if entry in chosen]
 
+
+# Thresholds that are no rule to learn from norms, or take one.
+NO_RULES = {"Bounds", "Rule", "Seen", "bounds", "of", "of_gradients", "scaled"}
+# The scope of each rule: of elements where one is made for them.
+OF_ELEMENTS = {"ema_of_max", "moment", "second_moment"}
+RULES = {
+    name: "element" if name in OF_ELEMENTS else "leaf"
+    for name in optclip.thresholds.__all__
+    if name not in NO_RULES
+}
+
+
+def of_rule(name: str) -> Any:
+    return optclip.clip_by(getattr(optclip.thresholds, name)(), over=RULES[name])
+
+
+RECIPES = {
+    f"recipes.{name}": getattr(optclip.recipes, name)
+    for name in optclip.recipes.__all__
+}
+# A wrapper around an optimizer and a clipping transformation.
+WRAPPERS = {
+    "skip": lambda sgd, clip: optclip.skip(
+        optax.chain(clip, sgd), max_norm=optclip.thresholds.ema(), over="leaf"
+    ),
+    "constrain": optclip.constrain,
+    "after": optclip.clip_after,
+    "before": lambda sgd, clip: optclip.clip_before(clip, sgd),
+    "feedback": lambda sgd, clip: optclip.with_error_feedback(clip),
+    "reset": lambda sgd, clip: optclip.with_periodic_reset(clip, 2),
+    "history": lambda sgd, clip: optclip.with_history(clip, 2),
+}
+
+
+def wrapped(name: str) -> Any:
+    return WRAPPERS[name](optax.sgd(1.0), optclip.clip_by_norm(1.0))
+
+
+# Every transformation by name, to be built without arguments.
+FACTORIES = {
+    **{entry.id: entry.make for entry in ENTRIES},
+    **RECIPES,
+    **{name: functools.partial(of_rule, name) for name in RULES},
+    **{name: functools.partial(wrapped, name) for name in WRAPPERS},
+}
+# The leaves of these share a norm, a memory, or one computation of optax.
+SHARING = {
+    *(entry.id for entry in ENTRIES if entry.scope in ("tree", "groups", "user")),
+    *RECIPES.keys()
+    - {
+        f"recipes.{n}"
+        for n in ("adagc", "agc", "clippy", "olmo_ratio", "sclip", "uclip")
+    },
+    *OF_ELEMENTS,
+}
 
 # Public names that are not transformations, with the file that tests each.
 OTHER_NAMES = {

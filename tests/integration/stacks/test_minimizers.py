@@ -8,13 +8,11 @@ import optimistix as optx
 import pytest
 
 import optclip
-from optclip import recipes, thresholds
+from optclip import thresholds
 from tests.integration.stacks import by_hand, page
-from tests.support.registry import ENTRIES
+from tests.support.registry import ENTRIES, RECIPES
 
-EVERY = {entry.id: entry.make for entry in ENTRIES} | {
-    f"recipe-{name}": getattr(recipes, name) for name in recipes.__all__
-}
+EVERY = {entry.id: entry.make for entry in ENTRIES} | RECIPES
 # The parameters are their own gradient, whose norm falls from 3.
 START = {"a": jnp.array([2.0, -1.0]), "b": jnp.array([2.0])}
 NUM_STEPS, RATE = 6, 0.1
