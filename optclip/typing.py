@@ -39,26 +39,23 @@ Example:
   GradientTransformationExtraArgs
 """
 
-from ._typing._arguments import (
+from ._arrays._types import (
     AxisName,
-    ClipOptions,
     History,
     Labels,
     Mask,
-    MomentClipOptions,
     Nonfinite,
-    NormLike,
     Number,
     NumberOrSchedule,
     PyTree,
     Record,
     Relative,
-    ResponseLike,
-    ScopeLike,
-    SkipOptions,
-    Threshold,
-    ThresholdTree,
 )
+from ._norms._norm import NormLike
+from ._responses._response_argument import ResponseLike
+from ._scopes._scope import ScopeLike
+from ._thresholds._rule import Threshold, ThresholdTree
+from ._typing._options import ClipOptions, MomentClipOptions, SkipOptions
 from ._typing._states import (
     ClipAfterState,
     ClipRecord,

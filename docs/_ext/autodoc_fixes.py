@@ -6,14 +6,23 @@ from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
 STAND_IN = re.compile(r"TypeAliasForwardRef\('(.*?)'\)")
+# The modules that define type aliases.
+ALIASES = (
+    "_arrays._types",
+    "_norms._norm",
+    "_responses._response_argument",
+    "_scopes._scope",
+    "_thresholds._rule",
+)
 INDEX = re.compile(r"^Index::\n+(?: .*\n+)+", re.MULTILINE)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the texts of type aliases, and correct one docstring and signatures."""
     # Autodoc seeks the string below an assignment in the module that is documented.
-    texts = ModuleAnalyzer.for_module("optclip._typing._arguments").find_attr_docs()
-    ModuleAnalyzer.for_module("optclip.typing").find_attr_docs().update(texts)
+    texts = ModuleAnalyzer.for_module("optclip.typing").find_attr_docs()
+    for module in ALIASES:
+        texts.update(ModuleAnalyzer.for_module(f"optclip.{module}").find_attr_docs())
     # Before Napoleon, whose priority is 500.
     app.connect("autodoc-process-docstring", without_index, priority=400)
     app.connect("autodoc-process-signature", with_aliases)

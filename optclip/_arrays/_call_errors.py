@@ -53,61 +53,33 @@ _GENERAL = ("over", "norm")
 _GRADIENTS = ("t_list", "t", "grads", "gradients", "values", "parameters", "updates")
 
 
-def explains_call(advice: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a factory of a transformation explain arguments that it does not have.
-
-    With too many by position, the pure function of the same name was meant.
-
-    Args:
-      advice: Another possible intent of such a call.
-    """
-
-    def decorated(factory: Callable[P, T]) -> Callable[P, T]:
-        parameters = inspect.signature(factory).parameters.values()
-        accepted = frozenset(p.name for p in parameters)
-        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        name = getattr(factory, "__name__", "")
-
-        @functools.wraps(factory)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            if len(args) > len(names):
-                has_bounds = len(args) > 2 and "lower" in accepted
-                pure = ("lower", "upper") if has_bounds else names
-                raise TypeError(
-                    f"{name}() builds a transformation and takes only"
-                    f" {', '.join(names)} by position, got {len(args)} arguments."
-                    f"{advice} To clip gradients directly, call"
-                    f" {pure_call(name, *pure)}."
-                )
-            for keyword in kwargs.keys() - accepted:
-                hint = ""
-                if keyword in _GRADIENTS:
-                    hint = f"To clip gradients directly, call {pure_call(name, '...')}."
-                raise TypeError(_unknown(name, keyword, accepted, hint))
-            return factory(*args, **kwargs)
-
-        return checked
-
-    return decorated
-
-
-def explains_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function explain keywords and positions that it does not have."""
+def explains_call(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a public function explain keywords and positions that it does not have."""
     parameters = inspect.signature(function).parameters.values()
     accepted = frozenset(p.name for p in parameters)
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     others = [f"{p.name}=" for p in parameters if p.kind is p.KEYWORD_ONLY]
     name = getattr(function, "__name__", "")
+    # Only a factory of a transformation has a name for its record. Arguments that it
+    # does not have may be those of the pure function of the same name.
+    is_factory = "record" in accepted
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         if len(args) > len(names):
-            raise TypeError(
-                f"{name}() takes only {', '.join(names)} by position, got {len(args)}"
-                f" arguments. Pass others by keyword: {', '.join(others)}."
-            )
+            takes = f"takes only {', '.join(names)} by position, got {len(args)}"
+            advice = f"Pass others by keyword: {', '.join(others)}."
+            if is_factory:
+                has_bounds = len(args) > 2 and "lower" in accepted
+                pure = pure_call(name, *(("lower", "upper") if has_bounds else names))
+                takes = f"builds a transformation and {takes}"
+                advice += f" To clip gradients directly, call {pure}."
+            raise TypeError(f"{name}() {takes} arguments. {advice}")
         for keyword in kwargs.keys() - accepted:
-            raise TypeError(_unknown(name, keyword, accepted))
+            hint = ""
+            if is_factory and keyword in _GRADIENTS:
+                hint = f"To clip gradients directly, call {pure_call(name, '...')}."
+            raise TypeError(_unknown(name, keyword, accepted, hint))
         return function(*args, **kwargs)
 
     return checked

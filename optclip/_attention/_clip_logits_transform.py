@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from .._arrays import _leaves, _placement, _validate
-from .._arrays._held import Held
 from .._arrays._numerics import applied, update_to
-from .._arrays._types import LeafLike, Number, PyTree
+from .._arrays._types import Held, LeafLike, Number, PyTree
 from .._clip import scale
 from .._thresholds import Named
 from .._transforms import (

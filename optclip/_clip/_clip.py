@@ -50,7 +50,7 @@ from .._scopes import Groups, Scope, blocks_of, owners_of
 #   raise       like propagate, and an error under `jax.experimental.checkify`
 # For singular values, `_spectral/_singular_values._by_policy` does the same. Where a
 # norm is not finite, a rule's infinite threshold is made finite in
-# `_thresholds/_memory`, so that the policy applies.
+# `_thresholds/_learning`, so that the policy applies.
 POLICIES = ("propagate", "zero", "raise")
 
 # Thresholds under the name of the argument that set them, one value per block or

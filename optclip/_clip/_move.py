@@ -10,10 +10,10 @@ import numpy as np
 
 from .._arrays import (
     _axis_names,
+    _leaf,
     _leaves,
     _numerics,
     _placement,
-    _sparse,
     _validate,
 )
 from .._arrays._batching import Batched
@@ -168,7 +168,7 @@ def _moved_leaf(
     if cleaned:
         off = jnp.isinf(lower) & jnp.isinf(upper)
         is_unclipped &= off | jnp.all(jnp.isfinite(x))
-    return _sparse.wrapped(is_unclipped, leaf.value, leaf.matrix, out), shrunk
+    return _leaf.wrapped(is_unclipped, leaf.value, leaf.matrix, out), shrunk
 
 
 def _check_sparse(name: str, which: str, bound: Number) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from .._arrays import _leaves, _placement, _sparse, _validate, _xla
+from .._arrays import _leaf, _leaves, _placement, _validate, _xla
 from .._arrays._batching import MANY, Batched
 from .._arrays._leaf import Leaf
 from .._arrays._numerics import as_array, select
@@ -100,11 +100,11 @@ def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafLike:
     like = leaf.like
     if not coefficient.ndim and not clip.strict:
         data = scaled_or_zeroed(like, coefficient, like, **how)
-        return _sparse.with_data(leaf.value, data)
+        return _leaf.with_data(leaf.value, data)
     # Slices and strict rounding need the sums of duplicates.
-    out = _sparse.in_range(scaled_or_zeroed(x, coefficient, like, **how), x)
+    out = _leaf.in_range(scaled_or_zeroed(x, coefficient, like, **how), x)
     is_unclipped = jnp.all(coefficient == 1)
-    return _sparse.wrapped(is_unclipped, leaf.value, leaf.matrix, out)
+    return _leaf.wrapped(is_unclipped, leaf.value, leaf.matrix, out)
 
 
 def coefficients_of(clip: Clip, norms: Batched, thresholds: Batched) -> Batched:
@@ -132,8 +132,8 @@ def respond(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Array:
     finite_norm = jnp.where(is_finite, norm, jnp.zeros_like(norm))
     coefficient = _outside_band(clip, finite_norm, threshold)
     # A NaN threshold stays NaN, since it does not come from a gradient. A user's inf
-    # changes nothing. A rule's inf never meets such a norm, since `_thresholds/_memory`
-    # replaces it there.
+    # changes nothing. A rule's inf never meets such a norm, since it is replaced there
+    # in `_thresholds/_learning`.
     is_zeroed = ~is_finite & jnp.isfinite(threshold)
     return jnp.where(is_zeroed, jnp.zeros_like(coefficient), coefficient)
 

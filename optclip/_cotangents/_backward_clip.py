@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from .._arrays import _axis_names, _closures, _examples, _validate
+from .._arrays import _axis_names, _closures, _placement, _validate
 from .._arrays._types import Number, PyTree
 from .._clip import Clip, apply, decide, layout_of
 from .._norms import Block, declared_of
@@ -131,7 +131,7 @@ def passed(
     function.defvjp(forward, pull_back)
     try:
         residuals = traced, *closed_over
-        arrays, _, probe = _examples.batched_alike((arrays, residuals, probe))
+        arrays, _, probe = _batched_alike((arrays, residuals, probe))
         return function(arrays, residuals, probe)
     except TypeError as error:
         if "custom_vjp" not in str(error):
@@ -141,3 +141,39 @@ def passed(
             " jax.jvp or jax.jacfwd. Use jax.grad, jax.vjp or jax.jacrev, or remove"
             " clip_cotangent from the function."
         ) from error
+
+
+def _batched_alike(tree: PyTree) -> PyTree:
+    """Return the tree; under `vmap` all leaves are batched if one is.
+
+    The rule of a `jax.custom_vjp` with partly batched inputs is wrong if it mixes them:
+    the cotangent of a shared output is summed over the examples when it enters, and the
+    cotangent of the shared input is summed again when it leaves.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    if len(leaves) < 2:
+        return tree
+    return treedef.unflatten(_alike(*leaves))
+
+
+@jax.custom_batching.custom_vmap
+def _batched(*leaves: Any) -> tuple[Any, ...]:
+    return leaves
+
+
+@_batched.def_vmap
+def _batch(axis_size: int, are_batched: list[bool], *leaves: Any) -> Any:
+    del axis_size
+    like = leaves[are_batched.index(True)]
+    filled = [
+        x if is_batched else _placement.stacked_as(x, like)
+        for x, is_batched in zip(leaves, are_batched, strict=True)
+    ]
+    # The recursive call handles an enclosing `vmap`.
+    return _batched(*filled), (True,) * len(leaves)
+
+
+# JAX does not transpose `custom_vmap`. This rule, whose tangents JAX batches, gives it
+# derivatives of any order in both modes.
+_alike = jax.custom_jvp(_batched)
+_alike.defjvp(lambda leaves, tangents: (_alike(*leaves), tangents))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .. import _scopes as scopes
 from .._arrays import _axis_names, _validate
 from .._arrays._batching import Batched
-from .._arrays._call_errors import explains_keywords
+from .._arrays._call_errors import explains_call
 from .._arrays._numerics import as_array
 from .._clip import MOVE, SCALE, Clip, apply, clip_of, decide, lay_out, layout_of
 from .._norms import L2, Measured, NormLike, as_norm, flush_small, of_order
@@ -110,7 +110,7 @@ def checks_limit(function: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-@explains_keywords
+@explains_call
 def clip_by(
     tree: PyTree,
     threshold: Number | PyTree,
@@ -175,7 +175,7 @@ def clip_by(
     return run(clip, tree, threshold)
 
 
-@explains_keywords
+@explains_call
 def global_norm(
     tree: PyTree,
     *,
@@ -215,7 +215,7 @@ def global_norm(
     return norm.measure(layout.blocks).norms.entries()[0]
 
 
-@explains_keywords
+@explains_call
 def clip_by_global_norm(
     tree: PyTree,
     max_norm: Number,
@@ -282,7 +282,7 @@ def clip_by_global_norm(
     return run(clip, tree, threshold, norms=passed_norm(use_norm, strict=strict))
 
 
-@explains_keywords
+@explains_call
 def clip_by_norm(
     tree: PyTree,
     max_norm: Number | PyTree,
@@ -334,7 +334,7 @@ def clip_by_norm(
     )[0]  # fmt: skip
 
 
-@explains_keywords
+@explains_call
 @checks_limit
 def clip_by_value(
     tree: PyTree,
@@ -412,7 +412,7 @@ def clip_by_value(
     return apply(decide(clip, layout, measured, limits))[0]
 
 
-@explains_keywords
+@explains_call
 def clip_by_rms(
     tree: PyTree,
     max_rms: Number | PyTree,
@@ -462,7 +462,7 @@ def clip_by_rms(
     )[0]  # fmt: skip
 
 
-@explains_keywords
+@explains_call
 def clip_by_average_norm(
     tree: PyTree,
     max_norm: Number | PyTree,
@@ -510,7 +510,7 @@ def clip_by_average_norm(
     )[0]  # fmt: skip
 
 
-@explains_keywords
+@explains_call
 def clip_by_group_norm(
     tree: PyTree,
     max_norm: Number | PyTree,

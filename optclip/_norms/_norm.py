@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _axis_names, _leaves, _placement, _sparse, _validate, _xla
+from .._arrays import _axis_names, _leaves, _placement, _validate, _xla
 from .._arrays._batching import MANY, Batched
-from .._arrays._leaf import Leaf, counted_from_zero
+from .._arrays._leaf import Leaf, axes_in_data, counted_from_zero
 from .._arrays._types import AxisName, LeafLike
 from . import _sums
 
@@ -266,7 +266,7 @@ class Norm(Measurement):
                 if self.per_count:
                     counts[i] += _count(leaf, axis, split)
                 if leaf.matrix is not None and axis is not None:
-                    axis = _sparse.axes_in_data(leaf.matrix, axis)
+                    axis = axes_in_data(leaf.matrix, axis)
                 arrays.append(x)
                 layers = None if block.stacked is None else block.stacked % leaf.ndim
                 members.append(_sums.Member(i, axis, split, layers))
@@ -303,6 +303,7 @@ AVERAGE: Norm = Norm(2.0, per_count=1.0)
 
 NormName = Literal["l1", "l2", "inf", "rms", "average", "spectral"]
 NormLike = Measurement | float | NormName
+"""A norm's name, its order p, or a `Norm`."""
 
 # The package `_spectral` registers its norm here, since this package may not import it.
 BY_NAME: dict[str, Measurement] = {

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from .._arrays import _leaves, _placement, _validate
-from .._arrays._call_errors import explains_keywords
+from .._arrays._call_errors import explains_call
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum, _method
@@ -113,7 +113,7 @@ class ClippedGrad:
         return self.bound.sensitivity(relation, params)
 
 
-@explains_keywords
+@explains_call
 def clipped_grad(
     loss: Callable[..., Any],
     threshold: Number | PyTree,

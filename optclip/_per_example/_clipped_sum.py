@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from .._arrays import _leaves, _placement
-from .._arrays._held import Held
-from .._arrays._types import Nonfinite, Number, PyTree
+from .._arrays._types import Held, Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum
 from ._bound import bound_of, check_floats

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._arrays import _leaves, _prefix, _sparse, _validate
-from .._arrays._held import Held
+from .._arrays import _leaf, _leaves, _prefix, _validate
 from .._arrays._numerics import as_array
-from .._arrays._types import Mask, PyTree
+from .._arrays._types import Held, Mask, PyTree
 from .._thresholds import Named
 from .._transforms import clip_by, clip_by_value
 from .._typing import ClipOptions, Number, NumberOrSchedule, Threshold
@@ -112,7 +111,7 @@ def _scale_by(
         leaves = list(flat.leaves)
         for i, x in zip(places, jax.tree.leaves(scaled), strict=True):
             leaf = leaves[i]
-            leaves[i] = _sparse.with_data(leaf, x) if _leaves.is_sparse(leaf) else x
+            leaves[i] = _leaf.with_data(leaf, x) if _leaves.is_sparse(leaf) else x
         return flat.rebuild(leaves), state
 
     return optax.GradientTransformation(scale.init, update_fn)

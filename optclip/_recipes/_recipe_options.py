@@ -11,7 +11,7 @@ import jax
 import optax
 
 from .._arrays import _leaves, _placement, _validate
-from .._arrays._held import Held
+from .._arrays._types import Held
 from .._typing import Number, NumberOrSchedule, PyTree
 
 # A method measures and clips the same leaves, which `mask` selects.

@@ -28,6 +28,7 @@ ResponseName = Literal[
     "hard", "smooth", "normalize", "drop", "softsign", "tanh", "proportional"
 ]
 ResponseLike = ResponseName | Response | Callable[[jax.Array, jax.Array], Number]
+"""A response's name, a `Response`, or a function of norm and threshold."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,6 +112,7 @@ ELEMENT: EachElement = EachElement()
 
 _BY_NAME = {"tree": TREE, "leaf": LEAF, "element": ELEMENT}
 ScopeLike = Scope | Literal["tree", "leaf", "element"]
+"""The scope of a norm, which is `"tree"`, `"leaf"`, `"element"` or a `Scope`."""
 
 
 def as_scope(over: ScopeLike) -> Scope:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._arrays._call_errors import explains_keywords
+from .._arrays._call_errors import explains_call
 from .._functional import clip_by
 from .._responses import ResponseLike
 from .._thresholds import Named
@@ -10,7 +10,7 @@ from .._typing import AxisName, Mask, Nonfinite, Number, PyTree
 from ._matrix_scopes import Method, matrices, singular_values
 
 
-@explains_keywords
+@explains_call
 def clip_by_spectral_norm(
     tree: PyTree,
     max_norm: Number | PyTree,
@@ -58,7 +58,7 @@ def clip_by_spectral_norm(
     )[0]  # fmt: skip
 
 
-@explains_keywords
+@explains_call
 def clip_by_singular_value(
     tree: PyTree,
     max_value: Number | PyTree,

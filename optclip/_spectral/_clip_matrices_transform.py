@@ -23,7 +23,7 @@ from ._matrix_scopes import Method, matrices, singular_values
 from ._spectral_norm import Spectral
 
 
-@explains_call()
+@explains_call
 def clip_by_spectral_norm(
     max_norm: ThresholdTree,
     *,
@@ -97,7 +97,7 @@ def clip_by_spectral_norm(
     )  # fmt: skip
 
 
-@explains_call()
+@explains_call
 def clip_by_singular_value(
     max_value: ThresholdTree,
     *,

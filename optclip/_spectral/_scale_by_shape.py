@@ -7,9 +7,8 @@ from collections.abc import Callable
 import optax
 
 from .._arrays import _axis_names, _leaves
-from .._arrays._held import Held
 from .._arrays._leaf import Leaf
-from .._arrays._types import AxisName, Mask, PyTree
+from .._arrays._types import AxisName, Held, Mask, PyTree
 from .._clip import lay_out
 from ._matrix_scopes import Matrices
 

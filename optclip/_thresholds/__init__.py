@@ -1,19 +1,14 @@
 """Thresholds: fixed ones, rules that learn, and the memory that rules learn in.
 
 `_rule` defines the protocol, and `_threshold_argument` converts an argument to rules.
-`_memory` runs a rule over the norms of a tree, as a tree or as one vector;
-`_rule_results` checks its results, and `_learning` selects the norms that change its
-memory. `_window` and `_running` hold the statistics that rules share.
+`_learning` runs a rule over the norms of a tree, as a tree or as one vector, checks its
+results, and selects the norms that change its memory. The other files hold the rules,
+by the kind of their memory.
 """
 
 from ._average_rules import ema, mean_over_rms, zscore
 from ._element_rules import ema_of_max, moment, second_moment
-from ._memory import (
-    at_step,
-    init_memory,
-    is_fixed,
-    learned_thresholds,
-)
+from ._learning import at_step, init_memory, is_fixed, learned_thresholds
 from ._norm_rules import current, relative_to_params
 from ._rule import Rule, Seen, Threshold, ThresholdTree, is_rule
 from ._rules_of_rules import Bounds, bounds, of, of_gradients, scaled

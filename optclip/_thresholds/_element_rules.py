@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from .._arrays import _batching, _collectives, _numerics, _validate
 from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
-from . import _learning, _running
+from . import _running
+from ._learning import learned
 from ._rule import Seen
 
 
@@ -88,7 +89,7 @@ class EmaOfMax:
             lambda peak, finite: (peak > 0) & ~is_any(~finite), peaks, seen.finite
         )
         new = Running(averages, steps)
-        return averages, _learning.learned(teaching, new, memory)
+        return averages, learned(teaching, new, memory)
 
 
 @dataclasses.dataclass(frozen=True)

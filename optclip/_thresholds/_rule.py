@@ -125,4 +125,7 @@ class RuleOfRule:
 
 
 Threshold = NumberOrSchedule | Rule
+"""A threshold, which is a number, an optax schedule or a `Rule`."""
+
 ThresholdTree = Threshold | PyTree
+"""A threshold, or a prefix tree of thresholds with None for unclipped."""

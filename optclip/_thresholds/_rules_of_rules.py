@@ -14,9 +14,8 @@ from jax import lax
 from .._arrays import _axis_names, _batching, _collectives, _packed_state, _validate
 from .._arrays._numerics import as_array, as_like
 from .._arrays._types import Number, NumberOrSchedule, PyTree
-from . import _learning
+from ._learning import checked_update, learned, teaches
 from ._rule import RuleOfRule, Seen, Threshold, ThresholdTree, takes_vector
-from ._rule_results import checked_update
 from ._threshold_argument import as_rules, one_rule
 
 Statistic = str | float
@@ -59,8 +58,8 @@ class Of(RuleOfRule):
         threshold, new = checked_update("threshold", self.rule, inner, old)
         # The memory is chosen here too, since a leaf with one norm that is not finite
         # has no statistic, and its other norms would teach.
-        teaching = _learning.teaches(self.rule, inner.norm, inner.finite)
-        return unpacked(threshold), unpacked(_learning.learned(teaching, new, old))
+        teaching = teaches(self.rule, inner.norm, inner.finite)
+        return unpacked(threshold), unpacked(learned(teaching, new, old))
 
     def _of_leaves(self, norms: PyTree) -> PyTree:
         return jax.tree.map(functools.partial(_statistic, self.reduce), norms)
@@ -194,12 +193,12 @@ class OfGradients(RuleOfRule):
             return jnp.where(is_finite, n, jnp.zeros_like(n))
 
         norm = _batching.each(is_valid, norm, finite)
-        teaching = _learning.teaches(self.rule, norm, finite)
+        teaching = teaches(self.rule, norm, finite)
         seen_gradients = seen._replace(norm=norm, finite=finite)
         threshold, new = checked_update("threshold", self.rule, seen_gradients, memory)
         # The memory is chosen here too, since the engine only reads the norms of the
         # updates, which may be finite when the gradients' norms are not.
-        return threshold, _learning.learned(teaching, new, memory)
+        return threshold, learned(teaching, new, memory)
 
 
 def of_gradients(rule: Threshold) -> OfGradients:

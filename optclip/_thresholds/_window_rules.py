@@ -8,13 +8,90 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .._arrays import _numerics, _placement, _validate
 from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
-from . import _window
+from . import _running
 from ._rule import Seen
-from ._window import Window
+
+
+class Window(NamedTuple):
+    """A ring buffer of the last norms: per norm an array with the window as last axis.
+
+    Per norm, `next` is the index of the next one, and `num_known` the number of stored
+    ones, since a norm that is zero or not finite is not stored.
+    """
+
+    norms: PyTree
+    next: PyTree
+    num_known: PyTree
+
+
+def _empty(norm: PyTree, length: int) -> Window:
+    """Return an empty window for `length` norms."""
+
+    def ring(x: jax.Array) -> jax.Array:
+        # The broadcast keeps the placement of slices on Explicit axes.
+        return jnp.broadcast_to(jnp.zeros_like(x)[..., None], (*x.shape, length))
+
+    # Each counter has its own array, since an array used twice cannot be donated.
+    return Window(
+        jax.tree.map(ring, norm), _running.counts(norm), _running.counts(norm)
+    )
+
+
+def _with_integers(window: Window) -> Window:
+    """Return the window with counts as integers, which a state may hold as floats."""
+    return window._replace(
+        next=_running.as_counts(window.next),
+        num_known=_running.as_counts(window.num_known),
+    )
+
+
+def _with_norms(window: Window, norm: PyTree, length: int) -> Window:
+    """Return the window after one more step, whose norms replace the oldest.
+
+    Raises:
+      ValueError: The window has another length.
+    """
+    lengths = {jnp.shape(ring)[-1] for ring in jax.tree.leaves(window.norms)}
+    if lengths - {length}:
+        advice = "Pass the window that made the state, or create a new state with init."
+        wanted = f"{lengths.pop()}, the number of norms in the state"
+        raise ValueError(_validate.must_be("window", wanted, length, advice))
+
+    def with_last(ring: jax.Array, x: jax.Array, index: jax.Array) -> jax.Array:
+        # A restored checkpoint may have NumPy arrays.
+        ring = jnp.asarray(ring)
+        # Each norm has its own index, so the entry is selected, not indexed. Its dtype
+        # may be wider, as in a step under x64.
+        here = _places(ring) == _along(index, ring)
+        return jnp.where(here, _along(x.astype(ring.dtype), ring), ring)
+
+    return Window(
+        jax.tree.map(with_last, window.norms, norm, window.next),
+        jax.tree.map(lambda index: (index + 1) % length, window.next),
+        jax.tree.map(lambda n: jnp.minimum(n + 1, length), window.num_known),
+    )
+
+
+def _is_known(ring: jax.Array, count: jax.Array) -> jax.Array:
+    """Return which entries hold a norm; `count` is one per norm."""
+    return _places(ring) < _along(count, ring)
+
+
+def _places(ring: jax.Array) -> jax.Array:
+    """Return the index along the window, in the shape of the ring."""
+    index = lax.broadcasted_iota(jnp.int32, ring.shape, ring.ndim - 1)
+    return _placement.placed_as(index, ring)
+
+
+def _along(number: jax.Array, ring: jax.Array) -> jax.Array:
+    """Broadcast one number per norm along the window."""
+    broadcast = jnp.broadcast_to(jnp.expand_dims(number, -1), ring.shape)
+    return _placement.placed_as(broadcast, ring)
 
 
 class _Place(NamedTuple):
@@ -31,16 +108,16 @@ class _Place(NamedTuple):
 def _interpolated(ring: jax.Array, place: _Place) -> jax.Array:
     """Return the quantile at a position among the stored norms."""
     count, low, fraction = place
-    is_filled = _window.is_known(ring, count)
+    is_filled = _is_known(ring, count)
     ordered = jnp.sort(
         jnp.where(is_filled, ring, jnp.full_like(ring, jnp.inf)), axis=-1
     )
-    places = _window.places(ring)
+    places = _places(ring)
 
     def at(index: jax.Array) -> jax.Array:
         # A masked sum selects the entry, since indexing requires an output sharding on
         # a mesh with Explicit axes.
-        here = places == _window.along(index, ring)
+        here = places == _along(index, ring)
         return jnp.sum(jnp.where(here, ordered, jnp.zeros_like(ordered)), axis=-1)
 
     a, b = at(low), at(jnp.minimum(low + 1, jnp.maximum(count - 1, 0)))
@@ -60,11 +137,11 @@ class Quantile:
     window: int
 
     def init(self, norm: PyTree) -> Window:
-        return _window.empty(norm, self.window)
+        return _empty(norm, self.window)
 
     def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
-        memory = _window.with_integers(memory)
-        new = _window.with_norms(memory, seen.norm, self.window)
+        memory = _with_integers(memory)
+        new = _with_norms(memory, seen.norm, self.window)
 
         def among(
             ring: jax.Array,
@@ -74,7 +151,7 @@ class Quantile:
         ) -> jax.Array:
             # A non-finite norm is excluded from its own threshold. The policy
             # `nonfinite` then decides about the updates.
-            ring = jnp.where(_window.along(finite, ring), ring, old)
+            ring = jnp.where(_along(finite, ring), ring, old)
             count = jnp.where(finite, *counts)
             return _interpolated(ring, self._place(count, ring.dtype))
 
@@ -102,7 +179,7 @@ def _looked_up(table: np.ndarray, index: jax.Array) -> jax.Array:
     """Return entries of a table; a masked sum, as in `_interpolated`."""
     rows = jnp.broadcast_to(table, (*index.shape, len(table)))
     rows = _placement.placed_as(rows, index[..., None])
-    here = _window.places(rows) == _window.along(index, rows)
+    here = _places(rows) == _along(index, rows)
     return jnp.sum(jnp.where(here, rows, jnp.zeros_like(rows)), -1, dtype=rows.dtype)
 
 
@@ -160,10 +237,10 @@ class MeanPlusStd:
     log: bool
 
     def init(self, norm: PyTree) -> Window:
-        return _window.empty(norm, self.window)
+        return _empty(norm, self.window)
 
     def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
-        memory = _window.with_integers(memory)
+        memory = _with_integers(memory)
 
         def bound(ring: jax.Array, count: jax.Array) -> jax.Array:
             if self.log:
@@ -182,13 +259,13 @@ class MeanPlusStd:
             )
 
         thresholds = jax.tree.map(bound, memory.norms, memory.num_known)
-        return thresholds, _window.with_norms(memory, seen.norm, self.window)
+        return thresholds, _with_norms(memory, seen.norm, self.window)
 
 
 def _mean_and_deviation(
     ring: jax.Array, count: jax.Array, ddof: int
 ) -> tuple[jax.Array, jax.Array]:
-    is_filled = _window.is_known(ring, count)
+    is_filled = _is_known(ring, count)
     ring = jnp.where(is_filled, ring, jnp.zeros_like(ring))
     # The absolute value is needed for a loss in `skip`, which may be negative.
     peak = jnp.max(jnp.abs(ring), axis=-1)

@@ -26,12 +26,11 @@ from .._typing import (
     Threshold,
     ThresholdTree,
 )
-from . import _passed_norm
-from ._engine import Engine, transformation_of
+from ._engine import Engine, check_use_norm, transformation_of
 from ._rules import rules_of
 
 
-@explains_call()
+@explains_call
 def clip_by(
     threshold: ThresholdTree,
     *,
@@ -128,7 +127,7 @@ def clip_by(
     return transformation_of(engine)
 
 
-@explains_call()
+@explains_call
 def clip_by_global_norm(
     max_norm: Threshold,
     *,
@@ -197,7 +196,7 @@ def clip_by_global_norm(
     """
     threshold = Named("max_norm", max_norm, "clip_by_global_norm")
     if use_norm is not None:
-        _passed_norm.check(use_norm, ord=ord, strict=strict, mask=mask, record=record)
+        check_use_norm(use_norm, ord=ord, strict=strict, mask=mask, record=record)
         clip = clip_of(
             TREE, L2, as_response(response), eps=eps, nonfinite=nonfinite,
             axis_name=axis_name,
@@ -211,7 +210,7 @@ def clip_by_global_norm(
     )  # fmt: skip
 
 
-@explains_call()
+@explains_call
 def clip_by_norm(
     max_norm: ThresholdTree,
     *,
@@ -266,7 +265,7 @@ def clip_by_norm(
     )  # fmt: skip
 
 
-@explains_call(" For two bounds pass lower= and upper=.")
+@explains_call
 def clip_by_value(
     limit: ThresholdTree | None = None,
     *,
@@ -324,7 +323,7 @@ def clip_by_value(
     )  # fmt: skip
 
 
-@explains_call()
+@explains_call
 def clip_by_rms(
     max_rms: ThresholdTree,
     *,
@@ -378,7 +377,7 @@ def clip_by_rms(
     )  # fmt: skip
 
 
-@explains_call()
+@explains_call
 def clip_by_average_norm(
     max_norm: ThresholdTree,
     *,
@@ -430,7 +429,7 @@ def clip_by_average_norm(
     )  # fmt: skip
 
 
-@explains_call()
+@explains_call
 def clip_by_group_norm(
     max_norm: ThresholdTree,
     groups: Labels,

@@ -16,12 +16,14 @@ import optax
 from .._arrays import (
     _axis_names,
     _leaves,
+    _numerics,
     _packed_state,
     _placement,
     _validate,
 )
 from .._arrays._batching import Batched
 from .._arrays._numerics import as_count, counted
+from .._arrays._packed_state import PerNorm
 from .._arrays._types import LeafLike, PyTree, Record
 from .._clip import (
     BlockOutcome,
@@ -33,11 +35,12 @@ from .._clip import (
     decide,
     layout_of,
 )
-from .._norms import Measured
+from .._norms import L2, Measured, accumulator, flush_small, of_order
 from .._responses import is_same_always
-from .._scopes import LEAF, TREE, EachElement
-from .._typing import ClipRecord, ClipState
-from . import _param_placeholder, _passed_norm, _record
+from .._scopes import LEAF, TREE, EachElement, Scope, Tree
+from .._thresholds import is_rule
+from .._typing import ClipRecord, ClipState, Mask
+from . import _record
 from ._record import Entries, LeafNorms
 from ._rules import Rules
 
@@ -57,6 +60,13 @@ def noting_engines() -> Iterator[list[Engine]]:
         yield noted
     finally:
         _NOTED.reset(token)
+
+
+_OF_UPDATE = ("updates", "state", "params")
+
+# The shape of a placeholder's norms. It is not a scalar's, so that a sum of norms is
+# not mistaken for the norms.
+_SHAPE = (2, 3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +123,7 @@ class Engine:
         """Return the state before the first step."""
         if (noted := _NOTED.get()) is not None:
             noted.append(self)
-        if _param_placeholder.is_placeholder(params):
+        if is_placeholder(params):
             entries = Entries(jax.tree.structure(0), (False,))
             memory, shapes = self._memory_of_placeholder(params), [()]
         else:
@@ -137,14 +147,12 @@ class Engine:
 
     def _memory_of_placeholder(self, params: PyTree) -> list[PyTree]:
         rules = self.rules.by_argument.values()
-        memory = [
-            _param_placeholder.memory(self.clip.scope, rule, params) for rule in rules
-        ]
+        memory = [_placeholder_memory(self.clip.scope, rule, params) for rule in rules]
         # The memory of a norm has one number here, a prefix of the true state.
         return [*memory, jnp.zeros(())] if self.clip.norm.remembers else memory
 
     def _blank_leaf_norms(self, params: PyTree) -> LeafNorms:
-        if _param_placeholder.is_placeholder(params):
+        if is_placeholder(params):
             return jnp.zeros((), jnp.float32)
         entries, *_ = _shapes(dataclasses.replace(self.clip, scope=LEAF), params)
         return _record.blank_leaf_norms(entries.treedef)
@@ -178,7 +186,7 @@ class Engine:
         rule_memory, norm_memory = self._split(state.clip_memory, layout)
         leaf_norms = None
         if self.use_norm is not None:
-            norm = _passed_norm.norm_in(extra, self.use_norm, layout)
+            norm = _passed_norm(extra, self.use_norm, layout)
             measured = Measured(Batched([norm]))
         elif self.has_leaf_norms:
             measured, leaf_norms = _record.measure_leaves(clip, layout, updates)
@@ -352,3 +360,85 @@ def _check_recordable(state: Any) -> None:
             " build the transformation with record=False, which accepts any state."
         )
         raise TypeError(_validate.must_be("state", wanted, state, advice))
+
+
+def check_use_norm(
+    use_norm: str, *, ord: float | None, strict: bool, mask: Mask | None, record: Record
+) -> None:
+    """Raise unless this names an argument, and no option needs another norm."""
+    is_name = isinstance(use_norm, str) and use_norm.isidentifier()
+    if not is_name or use_norm in _OF_UPDATE:
+        wanted = "the name of an extra argument of update, such as 'grad_norm'"
+        advice = "Pass the norm itself to update(..., grad_norm=norm)."
+        raise TypeError(_validate.must_be("use_norm", wanted, use_norm, advice))
+    _validate.flag("strict", strict)
+    needs_another = {
+        "ord=": of_order(ord) != L2,
+        "strict=": strict,
+        "mask=": mask is not None,
+        "record='leaves'": isinstance(record, str) and record == "leaves",
+    }
+    for option, is_needed in needs_another.items():
+        if is_needed:
+            raise ValueError(
+                f"`use_norm` cannot be combined with {option}, which measures another"
+                f" norm. Remove {option} or use_norm=."
+            )
+
+
+def _passed_norm(extra: dict[str, Any], name: str, layout: Layout) -> jax.Array:
+    """Return the extra argument of `update` that is the norm, as if measured."""
+    norm = extra.get(name)
+    wanted = "a real scalar of at least 0, the global norm of the updates"
+    advice = (
+        f"Pass it: tx.update(updates, state, params, {name}=norm). Flax's"
+        " TrainState.apply_gradients does not pass it on."
+    )
+    if norm is None:
+        raise ValueError(_validate.must_be(name, wanted, norm, advice))
+    _validate.passed_norm(name, norm, wanted, advice)
+    scalar = _numerics.as_array(norm)
+    _axis_names.check_one(name, scalar)
+    arrays = [jax.typeof(leaf.array) for leaf in layout.used()]
+    return flush_small(scalar.astype(accumulator(arrays)))
+
+
+def is_placeholder(params: PyTree) -> bool:
+    """Return whether this stands for parameters, in `optax.tree_map_params`."""
+    return isinstance(params, _placeholder())
+
+
+def _placeholder_memory(scope: Scope, rules: Any, placeholder: Any) -> list[Any]:
+    """Return the memory of each rule; `placeholder` replaces parameter-like trees."""
+    if isinstance(scope, Tree) or not is_rule(rules):
+        leaves = jax.tree.leaves(rules, is_leaf=is_rule)
+        return [rule.init(jnp.zeros(())) for rule in leaves]
+    norm = {"": jnp.zeros(_SHAPE)}
+    packed_memory = _packed_state.packed(
+        rules.init(norm), norm, is_like_params=isinstance(scope, EachElement)
+    )
+
+    def is_whole(x: Any) -> bool:
+        return isinstance(x, PerNorm) or jax.tree.structure(x) == jax.tree.structure(
+            norm
+        )
+
+    def replaced(x: Any) -> Any:
+        if isinstance(x, PerNorm):
+            return jnp.zeros(())
+        return placeholder if is_whole(x) else x
+
+    return [jax.tree.map(replaced, packed_memory, is_leaf=is_whole)]
+
+
+@functools.cache
+def _placeholder() -> type:
+    # Optax has no public name for the class, so it is read from a call.
+    received: list[PyTree] = []
+
+    def init(params: PyTree) -> tuple[()]:
+        received.append(params)
+        return ()
+
+    optax.tree_map_params(init, lambda x: x, ())
+    return type(received[0])

@@ -1,25 +1,22 @@
-"""Types of arguments and options (`_arguments`), and of states (`_states`)."""
+"""Types of arguments, of options (`_options`), and of states (`_states`)."""
 
-from ._arguments import (
+from .._arrays._types import (
     AxisName,
-    ClipOptions,
     History,
     Labels,
     Mask,
-    MomentClipOptions,
     Nonfinite,
-    NormLike,
     Number,
     NumberOrSchedule,
     PyTree,
     Record,
     Relative,
-    ResponseLike,
-    ScopeLike,
-    SkipOptions,
-    Threshold,
-    ThresholdTree,
 )
+from .._norms import NormLike
+from .._responses import ResponseLike
+from .._scopes import ScopeLike
+from .._thresholds import Threshold, ThresholdTree
+from ._options import ClipOptions, MomentClipOptions, SkipOptions
 from ._states import (
     ClipAfterState,
     ClipRecord,

@@ -11,9 +11,8 @@ import optax
 from jax.typing import ArrayLike
 
 from .._arrays import _leaves, _placement, _validate
-from .._arrays._held import Held
 from .._arrays._numerics import as_count, counted, promotable
-from .._arrays._types import KeyPath, LeafLike, PyTree
+from .._arrays._types import Held, KeyPath, LeafLike, PyTree
 from .._typing import Number, PeriodicResetState
 from ._inner import check_state, transformation
 

@@ -14,15 +14,14 @@ from jax.typing import ArrayLike
 from .. import _responses as responses
 from .._arrays import (
     _axis_names,
+    _leaf,
     _leaves,
     _numerics,
     _placement,
-    _sparse,
     _validate,
     _xla,
 )
-from .._arrays._held import Held
-from .._arrays._types import LeafLike, PyTree
+from .._arrays._types import Held, LeafLike, PyTree
 from .._clip import SCALE, clip_of, coefficients_of
 from .._norms import as_norm
 from .._scopes import as_scope, declaring
@@ -257,7 +256,7 @@ def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
     def zeroed(x: LeafLike) -> LeafLike:
         _leaves.check_format((), x)
         if _leaves.is_sparse(x):
-            return _sparse.with_data(x, zeroed(x.data))
+            return _leaf.with_data(x, zeroed(x.data))
         dtype = jnp.result_type(x)
         if not jnp.issubdtype(dtype, jnp.number) and dtype != jnp.bool_:
             return x
