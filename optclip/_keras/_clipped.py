@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
 import optax
 
 from .._arrays import _validate
-from ._check_clip import clipping
-from ._held_clip import HeldClip
+from ._held_clip import HeldClip, clipping
 from ._library import keras
 
 # The subclasses are made at run time, since importing optclip must not import Keras.
 Base: Any = Any if TYPE_CHECKING else object
 
-# The name under which Keras saves an optimizer, and `custom_objects` loads it.
-SAVED_NAME = "ClippedOptimizer"
-# In the configuration of a saved optimizer. Keras prints the configuration if the
-# optimizer cannot be loaded.
+# In the configuration of a saved optimizer. Keras does not save functions, of which a
+# transformation consists, and prints the configuration if it cannot load an optimizer.
 _HINT = (
-    "keras.saving.load_model(path, custom_objects=optclip.keras.custom_objects(clip))"
+    "model = keras.saving.load_model(path, compile=False);"
+    " model.compile(optclip.keras.clipped(optimizer, clip), ...);"
+    " model.optimizer.build(model.trainable_variables); model.load_weights(path)"
 )
 
 
@@ -31,7 +29,11 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
     Clips after loss unscaling and gradient accumulation, where Keras applies its own
     `global_clipnorm`. Gradients and parameters have the paths of the Keras variables,
     for `by_path` and metrics. The clipping state is stored in variables of the
-    optimizer, so that Keras saves and loads it.
+    optimizer, so that Keras saves it.
+
+    To continue with a saved model, load it with `compile=False`, compile it with the
+    same optimizer and clip, call `model.optimizer.build(model.trainable_variables)`,
+    and load the state with `model.load_weights(path)`.
 
     Example::
 
@@ -55,16 +57,8 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
         `build`, which `fit` calls: `clip` does more than clip gradients.
       RuntimeError: Keras lacks the private method `Optimizer._clip_gradients`, which
         this optimizer overrides; or, in a step, has not called it.
-
-    See Also:
-      `custom_objects`, to load a saved model.
     """
-    return clipped_as_saved(optimizer, clip)
-
-
-def clipped_as_saved(optimizer: Any, clip: Any, saved: Any = None) -> Any:
-    """Return the clipped optimizer; `saved` has the entries of the state to load."""
-    held = HeldClip(clipping(clip), saved)
+    held = HeldClip(clipping(clip))
     _check(optimizer)
     result = _class_of(type(optimizer)).from_config(optimizer.get_config())
     if lost := sorted(vars(optimizer).keys() - vars(result).keys()):
@@ -144,11 +138,8 @@ class Clipping(Base):
 
     def get_config(self) -> dict[str, Any]:
         plain = self.keras_class.from_config(super().get_config())
-        return {
-            "optimizer": keras().optimizers.serialize(plain),
-            "clip_state": self.optclip_held.entries,
-            "load_with": _HINT,
-        }
+        optimizer = keras().optimizers.serialize(plain)
+        return {"optimizer": optimizer, "load_with": _HINT}
 
     def load_own_variables(self, store: Any) -> None:
         if self.built and len(store.keys()) != len(self.variables):
@@ -170,40 +161,4 @@ def _class_of(kind: Any) -> Any:
         "__qualname__": f"Clipped[{kind.__name__}]",
         "keras_class": kind,
     }
-    return type(SAVED_NAME, (Clipping, kind), names)
-
-
-def custom_objects(clip: optax.GradientTransformation) -> dict[str, Any]:
-    """Build the `custom_objects` that load a model with a clipped optimizer.
-
-    A transformation consists of functions, which Keras does not save. The file has the
-    clipping state, and this dict has the transformation.
-
-    Example::
-
-        custom_objects = optclip.keras.custom_objects(clip)
-        model = keras.saving.load_model(path, custom_objects=custom_objects)
-
-    Args:
-      clip: The transformation that the model was saved with. Fixed thresholds may
-        differ.
-
-    Returns:
-      A dict with one entry, to which you can add your own classes.
-
-    Raises:
-      ValueError: In `load_model`: the state of `clip` has other entries than the saved
-        one.
-    """
-    return {SAVED_NAME: _Loader(clipping(clip))}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Loader:
-    """Take the place of the saved class."""
-
-    clip: Any
-
-    def from_config(self, config: dict[str, Any]) -> Any:
-        optimizer = keras().optimizers.deserialize(config["optimizer"])
-        return clipped_as_saved(optimizer, self.clip, config["clip_state"])
+    return type("ClippedOptimizer", (Clipping, kind), names)

@@ -1,10 +1,9 @@
-"""The transformation of one Keras optimizer, with the variables of its state."""
+"""Hold the transformation of one Keras optimizer, with the variables of its state."""
 
 from __future__ import annotations
 
 import collections
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ import optax
 
 from .._arrays import _packed_state
 from .._arrays._types import PyTree
-from ._check_clip import check_clip
+from .._typing import ConstrainState, SkipState
+from .._wrappers import transformation
 
 
 class HeldClip:
@@ -26,20 +26,12 @@ class HeldClip:
 
     Attributes:
       transformation: The clipping transformation.
-      entries: The fields and shape of each array of the state; None before `init`.
-      saved: The `entries` of the saved state that the optimizer will load, or None.
       variables: The variables of the state, one per leaf, in the order of the model.
       pending: The variables whose gradients Keras will pass to `clip`.
     """
 
-    def __init__(
-        self,
-        transformation: optax.GradientTransformationExtraArgs,
-        saved: list[str] | None = None,
-    ) -> None:
+    def __init__(self, transformation: optax.GradientTransformationExtraArgs) -> None:
         self.transformation = transformation
-        self.entries: list[str] | None = None
-        self.saved: list[str] | None = saved
         self.variables: list[Any] = []
         self.pending: list[str] | None = None
         self._built_with: list[Any] = []
@@ -61,8 +53,6 @@ class HeldClip:
         check_clip(self.transformation, state, self._params())
         self._treedef = jax.tree.structure(state)
         self._order = in_model_order(state, names)
-        self.entries = _entries(state, self._order)
-        self._check_saved()
         return state
 
     def build(self, optimizer: Any, state: PyTree) -> None:
@@ -109,27 +99,6 @@ class HeldClip:
         pairs = [(name, v.value) for name, v in self._clipped.items()]
         return collections.OrderedDict(pairs)
 
-    def _check_saved(self) -> None:
-        if self.saved is None or self.saved == self.entries:
-            return
-        both = self.saved, self.entries or []
-        pairs = itertools.zip_longest(*both, fillvalue="nothing more")
-        saved, made = next((a, b) for a, b in pairs if a != b)
-        raise ValueError(
-            f"`clip` must be as saved: the saved state has {saved!r} where the state of"
-            f" `clip` has {made!r}. Build it with the same arguments; only fixed"
-            " thresholds may differ."
-        )
-
-
-def _entries(state: PyTree, order: list[int]) -> list[str]:
-    # Without the names of variables, which another process may number differently.
-    texts = []
-    for path, leaf in jax.tree.leaves_with_path(state):
-        fields = [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey)]
-        texts.append(f"{'.'.join(fields)} {list(jnp.shape(leaf))}")
-    return [texts[i] for i in order]
-
 
 def _unique(paths: list[str]) -> list[str]:
     """Return the paths, with a number where a layer has two variables of one name."""
@@ -173,3 +142,75 @@ def in_model_order(state: PyTree, names: Sequence[str]) -> list[int]:
 
 def _name(key: Any) -> str:
     return _packed_state.as_name(str(getattr(key, "key", "")))
+
+
+_SKIPS = (
+    "a transformation that does not skip steps",
+    "The Keras optimizer would move the parameters by its moments in a skipped step."
+    ' Pass the clipping inside with nonfinite="zero", or use `skip` with an optax'
+    " optimizer in a custom training loop.",
+)
+_LIMITS = (
+    "a transformation that does not limit parameters",
+    "Pass only the clipping of gradients, and layers a `kernel_constraint` such as"
+    " keras.constraints.MaxNorm.",
+)
+_WRONG = {
+    SkipState: _SKIPS,
+    optax.ApplyIfFiniteState: _SKIPS,
+    ConstrainState: _LIMITS,
+}
+
+
+def clipping(clip: Any) -> optax.GradientTransformationExtraArgs:
+    """Return `clip` as a transformation with extra arguments, or raise."""
+    advice = "Pass one that clips, such as optclip.clip_by_global_norm(1.0)."
+    return transformation("clip", clip, advice)
+
+
+def check_clip(
+    clip: optax.GradientTransformationExtraArgs, state: PyTree, params: PyTree
+) -> None:
+    """Raise if `clip`, with this first state, is no transformation that only clips."""
+    kinds = tuple(_WRONG)
+    for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)):
+        if isinstance(part, kinds):
+            wanted, advice = _WRONG[type(part)]
+            got = type(part).__name__
+            raise ValueError(f"`clip` must be {wanted}, got {got}. {advice}")
+    if _negates(clip, state, params):
+        raise ValueError(
+            "`clip` must be a transformation that does not negate the gradients, got"
+            " one that does, as optax optimizers do. The Keras optimizer negates them"
+            " too, so the loss would grow. Pass only the clipping, such as"
+            " optclip.clip_by_global_norm(1.0), without optax.sgd or optax.adam; the"
+            " Keras optimizer takes the step."
+        )
+
+
+def _negates(
+    clip: optax.GradientTransformationExtraArgs, state: PyTree, params: PyTree
+) -> bool:
+    @jax.jit
+    def product(state: PyTree, params: PyTree) -> jax.Array:
+        # Entries that differ, since some transformations subtract the mean.
+        grads = jax.tree.map(_waves, params)
+        opposite = jax.tree.map(jnp.negative, grads)
+        # A schedule of learning rates may begin with zero.
+        state = clip.update(grads, state, params)[1]
+        # The difference of two updates has no noise and no weight decay.
+        up, down = (clip.update(g, state, params)[0] for g in (grads, opposite))
+        products = jax.tree.map(lambda u, d, g: jnp.sum((u - d) * g), up, down, grads)
+        return jnp.sum(jnp.stack(jax.tree.leaves(products)))
+
+    try:
+        # Only a scalar is returned, so the updates need not be stored.
+        return bool(product(state, params) < 0)
+    except Exception:
+        # An error of `clip` itself is raised by the first step too, and Keras may build
+        # with abstract arrays, on which nothing can be compared.
+        return False
+
+
+def _waves(x: jax.Array) -> jax.Array:
+    return jnp.cos(jnp.arange(x.size)).reshape(x.shape).astype(x.dtype)
