@@ -1,8 +1,8 @@
 """Wrappers of an optimizer or a clipping transformation, one per file."""
 
+from ._checks import transformation
 from ._clip_after import clip_after
 from ._constrain import constrain
 from ._error_feedback import with_error_feedback
-from ._inner import transformation
 from ._periodic_reset import with_periodic_reset
 from ._skip import skip

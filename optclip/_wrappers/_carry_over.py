@@ -9,7 +9,7 @@ import optax
 from .._arrays import _packed_state, _validate
 from .._arrays._types import PyTree
 from ._carrier import Carrier, is_array
-from ._inner import transformation
+from ._checks import transformation
 
 
 def carry_over(

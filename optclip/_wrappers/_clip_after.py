@@ -8,7 +8,7 @@ import optax
 
 from .._arrays._types import PyTree
 from .._typing import ClipAfterState
-from ._inner import check_state, transformation
+from ._checks import check_state, transformation
 
 
 def clip_after(

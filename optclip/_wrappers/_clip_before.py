@@ -8,7 +8,7 @@ import jax
 import optax
 
 from .._arrays._types import PyTree
-from ._inner import transformation
+from ._checks import transformation
 
 
 def clip_before(

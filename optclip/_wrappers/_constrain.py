@@ -14,7 +14,7 @@ from .._arrays._numerics import applied, update_to
 from .._arrays._types import LeafLike, PyTree
 from .._transforms import Engine, is_placeholder, noting_engines
 from .._typing import ClipState, ConstrainState
-from ._inner import check_state, transformation
+from ._checks import check_state, transformation
 
 _SPARSE = "whose new parameters would be dense"
 

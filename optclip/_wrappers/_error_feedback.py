@@ -12,7 +12,7 @@ from .._arrays import _leaves, _placement
 from .._arrays._types import PyTree
 from .._clip import cast
 from .._typing import ErrorFeedbackState
-from ._inner import check_state, transformation
+from ._checks import check_state, transformation
 
 _SPARSE = "whose residual would be a dense array"
 

@@ -14,7 +14,7 @@ from .._arrays import _leaves, _placement, _validate
 from .._arrays._numerics import as_count, counted, promotable
 from .._arrays._types import Held, KeyPath, LeafLike, PyTree
 from .._typing import Number, PeriodicResetState
-from ._inner import check_state, transformation
+from ._checks import check_state, transformation
 
 _COUNTS = (
     "count",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, Literal
 
@@ -21,11 +22,19 @@ from .._arrays import (
     _validate,
     _xla,
 )
+from .._arrays._batching import Batched
 from .._arrays._types import Held, LeafLike, PyTree
 from .._clip import SCALE, clip_of, coefficients_of
 from .._norms import as_norm
 from .._scopes import as_scope, declaring
-from .._thresholds import Named, one_rule
+from .._thresholds import (
+    Named,
+    Rule,
+    Seen,
+    init_memory,
+    learned_thresholds,
+    one_rule,
+)
 from .._transforms import Engine, rules_of
 from .._typing import (
     AxisName,
@@ -38,8 +47,7 @@ from .._typing import (
     Threshold,
     ThresholdTree,
 )
-from ._inner import check_state, transformation
-from ._loss_threshold import init_loss_memory, loss_in, loss_threshold
+from ._checks import LOSS_ADVICE, check_state, passed_loss, transformation
 
 
 def skip(
@@ -264,3 +272,70 @@ def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
         return _placement.computed(lambda x: jnp.where(flag, jnp.zeros_like(x), x), x)
 
     return jax.tree.map(zeroed, tree, is_leaf=_leaves.is_sparse)
+
+
+# The tree structure of a loss, which is a scalar.
+_ONE_LOSS = jax.tree.structure(0)
+
+_WANTED = "the loss, a real scalar, because max_loss is set"
+
+
+def init_loss_memory(rule: Rule) -> PyTree:
+    """Return the memory of a rule before it receives the first loss."""
+    zero = jnp.zeros((), jnp.float32)
+    return init_memory("max_loss", rule, _ONE_LOSS, [zero], jnp.zeros_like)
+
+
+def loss_in(extra: dict[str, Any]) -> jax.Array:
+    """Return the loss that was passed to `update`.
+
+    Raises:
+      ValueError: There is none.
+    """
+    loss = passed_loss(extra, _WANTED)
+    if loss is None:
+        raise ValueError(_validate.must_be("value", _WANTED, None, LOSS_ADVICE))
+    return loss
+
+
+def loss_threshold(
+    rule: Rule,
+    memory: PyTree,
+    loss: jax.Array,
+    step: jax.Array,
+    updates: PyTree,
+    params: PyTree,
+    extra: dict[str, Any],
+) -> tuple[jax.Array, PyTree]:
+    """Return the threshold of the loss and the new memory of its rule."""
+    seen = Seen(
+        norm=None,
+        finite=None,
+        keep=lambda norm, threshold: jnp.minimum(norm, threshold),
+        measure=functools.partial(_raise_on_measure, rule),
+        params=params,
+        step=step,
+        extra=extra,
+        updates=updates,
+    )
+    thresholds, memory = learned_thresholds(
+        "max_loss", rule, _ONE_LOSS, Batched.unstacked([loss]), memory, seen,
+        zeros_teach=True,
+    )  # fmt: skip
+    # A single loss is never stacked, so its threshold comes in a list.
+    (threshold,) = (
+        thresholds.entries() if isinstance(thresholds, Batched) else thresholds
+    )
+    limit = jnp.asarray(threshold).astype(jnp.float32)
+    if limit.ndim:
+        advice = "Reduce it to a scalar: the loss is one number."
+        wanted = "one number per step"
+        raise ValueError(_validate.must_be("max_loss", wanted, limit, advice))
+    return limit, memory
+
+
+def _raise_on_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
+    del tree, how
+    wanted = "a rule that reads only norms, since a loss has no tree to measure"
+    advice = "Try optclip.thresholds.mean_plus_std(6.0)."
+    raise ValueError(_validate.must_be("max_loss", wanted, rule, advice))

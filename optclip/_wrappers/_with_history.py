@@ -26,8 +26,7 @@ from .._monitor import (
 )
 from .._transforms import is_placeholder
 from .._typing import HistoryState
-from ._inner import check_state, transformation
-from ._loss_threshold import passed_loss
+from ._checks import check_state, passed_loss, transformation
 
 
 def with_history(

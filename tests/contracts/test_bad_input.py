@@ -276,7 +276,6 @@ ROUTED = [
         "grads",
     ),
     ((3, T, "A label in `groups` must be a string, or None"), "groups labels"),
-    (([3], T, "`{p}` must be a dict from the label of a run to"), "histories"),
     (([3], T, "`{p}` must be a list of dicts from optclip.metrics"), "history"),
     ((3, T, "`{p}` must be a function losses(params, *args)"), "losses"),
     ((3, T, "got an unexpected keyword argument '{p}'"), "args"),

@@ -1,14 +1,21 @@
-"""Checks that wrappers share: of the wrapped transformation and of the state."""
+"""Checks that wrappers share: of the wrapped transformation, the state and the loss."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
-from .._arrays import _validate
+from .._arrays import _axis_names, _numerics, _validate
 
 _ADVICE = "Pass one, such as optax.adam(1e-3) or optclip.clip_by_global_norm(1.0)."
+LOSS_ADVICE = (
+    "Pass value= or loss=: tx.update(updates, state, params, value=loss). Flax's"
+    " TrainState.apply_gradients does not forward it. Without a loss, omit max_loss;"
+    " for olmo_skip pass use_loss=False."
+)
 
 
 def transformation(
@@ -31,3 +38,18 @@ def check_state(state: Any, kind: type) -> None:
     _validate.kind(
         "state", state, kind, f"the {kind.__name__} of this transformation", advice
     )
+
+
+def passed_loss(
+    extra: dict[str, Any], wanted: str = "the loss, a real scalar"
+) -> jax.Array | None:
+    """Return the extra argument `value`, or `loss`, the name that some trainers use."""
+    name = "loss" if extra.get("value") is None else "value"
+    value = extra.get(name)
+    if value is None:
+        return None
+    if not _validate.is_number(value) or jnp.shape(value):
+        raise ValueError(_validate.must_be(name, wanted, value, LOSS_ADVICE))
+    loss = _numerics.as_array(value).astype(jnp.float32)
+    _axis_names.check_one(name, loss)
+    return loss
