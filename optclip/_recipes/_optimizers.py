@@ -14,9 +14,7 @@ from .._transforms import clip_by
 from .._typing import ClipOptions, MomentClipOptions, Number
 from .._wrappers import clip_after, transformation, with_periodic_reset
 from ._recipe_options import (
-    adam,
     build,
-    computed_on_device,
     for_record,
     masked,
     reject_zero_after_moments,
@@ -71,11 +69,11 @@ def spam(
     """
     _validate.fraction("b2", b2)
     grace = _validate.length("grace", grace, least=0)
-    first = adam(b2=b2) if inner is None else inner
+    first = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
     clip = build(clip_by, options, rule, over="element")
     chain = optax.chain(clip, transformation("inner", first))
-    return computed_on_device(with_periodic_reset(chain, every, warmup=warmup))
+    return with_periodic_reset(chain, every, warmup=warmup)
 
 
 def stable_spam(
@@ -127,7 +125,7 @@ def stable_spam(
       Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
       2025, arXiv:2502.17055v2.
     """
-    first = adam() if inner is None else inner
+    first = optax.scale_by_adam() if inner is None else inner
     elements = build(
         clip_by, for_record("max", options), thresholds.ema_of_max(decay),
         over="element", response="proportional",
@@ -137,7 +135,7 @@ def stable_spam(
         over="leaf", response="normalize",
     )  # fmt: skip
     reset = with_periodic_reset(first, every, warmup=0, keep=None)
-    return computed_on_device(optax.chain(elements, leaves, reset))
+    return optax.chain(elements, leaves, reset)
 
 
 def acclip(
@@ -193,4 +191,4 @@ def acclip(
         over="element", response=responses.Hard().coefficient, eps=eps,
     )  # fmt: skip
     momentum = masked(optax.ema(promotable(b1), debias=False), _leaves.are_floating)
-    return computed_on_device(clip_after(momentum, clip))
+    return clip_after(momentum, clip)

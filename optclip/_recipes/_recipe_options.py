@@ -7,10 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import optax
 
-from .._arrays import _leaves, _placement, _validate
+from .._arrays import _validate
 from .._arrays._types import Held
 from .._typing import Number, NumberOrSchedule, PyTree
 
@@ -83,55 +82,6 @@ def masked(
     It does not replace partial objects.
     """
     return optax.masked(inner, functools.partial(mask))
-
-
-def computed_on_device(
-    method: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
-    """Return a method with moments that also accepts leaves in host memory.
-
-    The moments of optax are made like the parameters, and its arithmetic fails if these
-    or the gradients are in host memory. Here the moments are on the device.
-    """
-    wrapped = optax.with_extra_args_support(method)
-
-    def init_fn(params: PyTree) -> PyTree:
-        return wrapped.init(_placement.on_device(params))
-
-    def update_fn(
-        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
-    ) -> tuple[PyTree, PyTree]:
-        new, state = wrapped.update(
-            _placement.on_device(updates),
-            state,
-            _placement.on_device(params),
-            **extra_args,
-        )
-        return _placement.back(new, updates), state
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def adam(**options: Any) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.scale_by_adam`, also for leaves in host memory.
-
-    Raises:
-      ValueError: Leaves are on different devices. optax computes all in one program.
-    """
-    method = computed_on_device(optax.scale_by_adam(**options))
-
-    def update_fn(
-        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
-    ) -> tuple[PyTree, PyTree]:
-        pairs = jax.tree.leaves_with_path(updates)
-        _placement.check_together(
-            [(_leaves.named(path), x) for path, x in pairs],
-            "Leaves that optax.scale_by_adam receives",
-            "Or use one transformation per device, with optax.partition.",
-        )
-        return method.update(updates, state, params, **extra_args)
-
-    return optax.GradientTransformationExtraArgs(method.init, update_fn)
 
 
 def reject_zero_after_moments(name: str, options: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from .. import _thresholds as thresholds
 from .._arrays import _validate
 from .._typing import Number, SkipOptions, ThresholdTree
 from .._wrappers import skip
-from ._recipe_options import adam, build, unwrapped
+from ._recipe_options import build, unwrapped
 
 
 def olmo_skip(
@@ -145,4 +145,4 @@ def megatron_skip(
 def _adam_if_none(
     inner: optax.GradientTransformation | None,
 ) -> optax.GradientTransformation:
-    return adam() if inner is None else inner
+    return optax.scale_by_adam() if inner is None else inner

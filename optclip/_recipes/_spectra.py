@@ -18,9 +18,7 @@ from .._transforms import clip_by
 from .._typing import MomentClipOptions, NumberOrSchedule
 from .._wrappers import transformation
 from ._recipe_options import (
-    adam,
     build,
-    computed_on_device,
     for_record,
     masked,
     reject_zero_after_moments,
@@ -119,16 +117,14 @@ def spectra(
         of_gradients = for_record("gradient", options)
         cap = capped("max_gradient", max_gradient, of_gradients)
         before = masked(cap, _are_matrices)
-    return computed_on_device(
-        optax.chain(
-            before,
-            transformation("inner", adam() if inner is None else inner),
-            capped("max_value", max_value, chosen),
-            scale_by_shape(
-                matrices(matrix_axes), transposed,
-                chosen.get("mask"), chosen.get("axis_name"),
-            ),
-        )
+    return optax.chain(
+        before,
+        transformation("inner", optax.scale_by_adam() if inner is None else inner),
+        capped("max_value", max_value, chosen),
+        scale_by_shape(
+            matrices(matrix_axes), transposed,
+            chosen.get("mask"), chosen.get("axis_name"),
+        ),
     )  # fmt: skip
 
 

@@ -18,9 +18,7 @@ from .._transforms import clip_by
 from .._typing import ClipOptions, MomentClipOptions, Number
 from .._wrappers import clip_after
 from ._recipe_options import (
-    adam,
     build,
-    computed_on_device,
     masked,
     reject_zero_after_moments,
 )
@@ -115,12 +113,12 @@ def stable_adamw(
 
         return jax.tree.map(quotient, seen.extra["gradients"], nu)
 
-    inner = adam(b1=b1, b2=b2, eps=eps)
+    inner = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
     rule = _UnitQuotient(over_second_moment)
     clip = build(clip_by, options, rule, over="leaf", norm="rms")
     if _validate.concrete(weight_decay) != 0:
         inner = optax.chain(inner, optax.add_decayed_weights(weight_decay))
-    return computed_on_device(clip_after(masked(inner, _leaves.are_floating), clip))
+    return clip_after(masked(inner, _leaves.are_floating), clip)
 
 
 def clippy(
