@@ -28,13 +28,27 @@ recipe          combination                         place in the chain
 =============== =================================== ==================================
 """
 
-from ._recipes._adaptive import agc, autoclip, mean_std_clip, zclip
-from ._recipes._by_part import adagc, aggc, olmo_ratio
-from ._recipes._optimizers import acclip, spam, stable_spam
-from ._recipes._plain import auto_s, sclip, uclip
+from ._recipes._gradient_clipping import (
+    adagc,
+    agc,
+    aggc,
+    auto_s,
+    autoclip,
+    mean_std_clip,
+    olmo_ratio,
+    sclip,
+    uclip,
+    zclip,
+)
+from ._recipes._optimizers import (
+    acclip,
+    clippy,
+    spam,
+    spectra,
+    stable_adamw,
+    stable_spam,
+)
 from ._recipes._skips import axlearn_skip, megatron_skip, olmo_skip
-from ._recipes._spectra import spectra
-from ._recipes._steps import clippy, stable_adamw
 
 __all__ = [
     "acclip",

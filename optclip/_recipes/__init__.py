@@ -1,6 +1,5 @@
-"""Published methods by the part of a step that they change.
+"""Published methods by their place in a step.
 
-Thresholds for the tree (`_adaptive`) or its parts (`_by_part`), fixed thresholds
-(`_plain`), whole optimizers (`_optimizers`, `_spectra`), steps of an optimizer
-(`_steps`), and skipped steps (`_skips`). `_recipe_options` holds their shared options.
+`_gradient_clipping` clips before the optimizer, `_optimizers` replaces Adam or limits
+the final step, and `_skips` skips steps. `_recipe_options` holds their shared options.
 """
