@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._log import log_of
-from ._log_file import LogError, read
+from ._log import LogError, log_of, read
 from ._page import page_of, require_matplotlib
 from ._report import json_of, report_of, text_of
 
