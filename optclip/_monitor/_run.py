@@ -61,10 +61,11 @@ def numbers_in(names: Mapping[str, Fields]) -> list[Any]:
     return [numbers for each in parts for numbers in each.values()]
 
 
-def read(history: History) -> dict[str, np.ndarray]:
+def read(history: History, argument: str = "history") -> dict[str, np.ndarray]:
     """Return a history in any form as arrays of float64, one number per step.
 
-    Of the other quantities that were logged, only `step` is read.
+    Of the other quantities that were logged, only `step` is read. Errors name the
+    argument that the user passed.
 
     Raises:
       TypeError: The form is not accepted.
@@ -76,30 +77,32 @@ def read(history: History) -> dict[str, np.ndarray]:
     if isinstance(history, Mapping):
         columns = {key: history[key] for key in _keys_read(history)}
     elif isinstance(history, Sequence) and all(isinstance(h, Mapping) for h in history):
-        columns = _columns(history)
+        columns = _columns(history, argument)
     else:
         wanted = (
             "a list of dicts from optclip.metrics, a dict of arrays, or the path of a"
             " file of JSON lines"
         )
-        raise TypeError(_validate.must_be("history", wanted, history))
-    arrays = {key: _numbers(key, x) for key, x in columns.items()}
+        raise TypeError(_validate.must_be(argument, wanted, history))
+    arrays = {
+        key: _numbers(f"`{argument}` at {key!r}", x) for key, x in columns.items()
+    }
     lengths = {len(x) for x in arrays.values()}
     if len(lengths) > 1:
         raise ValueError(
-            "`history` must have the same number of steps for each quantity, got"
+            f"`{argument}` must have the same number of steps for each quantity, got"
             f" {' and '.join(map(str, sorted(lengths)))}. Pass all keys that"
             " optclip.metrics returned, for every step."
         )
     if lengths == {0} and isinstance(history, Mapping):
         raise ValueError(
-            "`history` has recorded no step yet. Pass the state after an update:"
+            f"`{argument}` has recorded no step yet. Pass the state after an update:"
             " optclip.history(opt_state)."
         )
     if not history:
         raise ValueError(
-            "`history` is empty. Pass the dicts that optclip.metrics returned, one per"
-            " step."
+            f"`{argument}` is empty. Pass the dicts that optclip.metrics returned, one"
+            " per step."
         )
     return arrays
 
@@ -178,17 +181,16 @@ def _keys_read(keys: Mapping[str, Any]) -> list[str]:
     return [key for key in keys if key in chosen]
 
 
-def _numbers(key: str, x: Any) -> np.ndarray:
+def _numbers(place: str, x: Any) -> np.ndarray:
     numbers = [float(entry) for entry in x] if _has_text(x) else x
     try:
         array = np.atleast_1d(np.asarray(numbers, float))
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            _validate.must_be(f"`history` at {key!r}", "numbers, one per step", x)
-        ) from error
+        wanted = "numbers, one per step"
+        raise TypeError(_validate.must_be(place, wanted, x)) from error
     if array.ndim > 1:
         raise ValueError(
-            f"`history` at {key!r} must be one number per step, got an array of shape"
+            f"{place} must be one number per step, got an array of shape"
             f" {array.shape}. Pass the scalars that optclip.metrics returned, or remove"
             " the key."
         )
@@ -213,14 +215,14 @@ def lines_of(path: str | os.PathLike[str]) -> list[Any]:
     return entries
 
 
-def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _columns(steps: Sequence[Mapping[str, Any]], argument: str) -> dict[str, list[Any]]:
     keys = _keys_read(steps[0]) if steps else []
     for i, step in enumerate(steps):
         odd = sorted(set(keys).symmetric_difference(_keys_read(step)))
         if odd:
             raise ValueError(
-                f"`history` must have the same keys in each step, but only one of the"
-                f" steps 0 and {i} has {odd}. Pass the metrics of one optimizer."
+                f"`{argument}` must have the same keys in each step, but only one of"
+                f" the steps 0 and {i} has {odd}. Pass the metrics of one optimizer."
             )
     return {key: [step[key] for step in steps] for key in keys}
 

@@ -156,20 +156,12 @@ def _threshold(norms: np.ndarray, rate: float) -> float:
 def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
     if isinstance(norms, (str, os.PathLike)):
         norms = lines_of(norms)
-    entries, is_array = norms, False
-    if isinstance(norms, Mapping):
-        names = fields_by_name(norms)
-        name, part = _choice(names, clip, part)
-        entries = names[name]["norm"][part]
-        if "step" in norms:
-            names = fields_by_name(read(norms))
-            entries = names[name]["norm"][part][has_run(names, name)]
-    elif isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], Mapping):
-        name, part = _choice(fields_by_name(norms[0]), clip, part)
-        key = "/".join(filter(None, (name, "norm", part)))
-        entries = [_entry(x, key) for x in norms]
-    else:
-        is_array = True
+    entries = norms
+    first = norms[0] if isinstance(norms, (list, tuple)) and norms else norms
+    if isinstance(first, Mapping):
+        names = fields_by_name(read(norms, "norms"))
+        name, key = _choice(names, clip, part)
+        entries = names[name]["norm"][key][has_run(names, name)]
     try:
         array = np.asarray(entries, np.float64).ravel()
     except (TypeError, ValueError) as error:
@@ -180,21 +172,12 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
         raise ValueError(
             _validate.must_be("norms", "at least 0", float(np.nanmin(array)))
         )
-    if is_array and (clip is not None or part is not None):
+    if entries is norms and (clip is not None or part is not None):
         raise ValueError(
             f"clip={clip!r} and part={part!r} choose a norm in the output of"
             " optclip.metrics, but `norms` is an array. Remove them."
         )
     return array
-
-
-def _entry(step: Any, key: str) -> Any:
-    if isinstance(step, Mapping) and key in step:
-        return step[key]
-    raise ValueError(
-        f"`norms` must have {key!r} in each step, got the step {_validate.shown(step)}."
-        " Pass the output of optclip.metrics for every step."
-    )
 
 
 def _choice(

@@ -573,7 +573,7 @@ MESSAGES = {
     "suggest.norms": [
         (["x"], T, "`norms` must be an array of numbers, one per step, or the dicts"),
         ({"clip/norm/a": np.ones(3)}, V, "`norms` must have at least 10 finite"),
-        ([{"clip/norm/a": 1.0}, {}], V, "must have 'clip/norm/a' in each step, got"),
+        ([{"clip/norm/a": 1.0}, {}], V, "`norms` must have the same keys in each"),
     ],
     "suggest.clip": [(3, V, "`clip` must be one of ['clip'], got 3 (int). Pass one")],
     "skip.max_norm": [
