@@ -19,18 +19,12 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_llm.txt",
+    "sphinxext.opengraph",
     "gather",
     "autodoc_fixes",
-    "code_breaks",
-    "image_links",
-    "llms_text",
-    "long_outputs",
-    "module_names",
     "name_links",
-    "page_head",
-    "sidebar_names",
     "source_links",
-    "table_layout",
 ]
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
@@ -96,12 +90,29 @@ html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL") or os.environ.get(
     "OPTCLIP_DOCUMENTATION", ""
 )
 
+# The description of each page is its first sentences, as far as search engines show it.
+ogp_site_url = html_baseurl
+ogp_image = "_static/card.png"
+ogp_description_length = 160
+ogp_custom_meta_tags = ['<meta name="twitter:card" content="summary_large_image" />']
+
+# The site as text for language models: `llms.txt`, all pages in `llms-full.txt`, and
+# each page in Markdown, whose address is that of the page with `.md` appended.
+llms_txt_description = "Gradient clipping for JAX: functions, optax transformations"
+markdown_http_base = html_baseurl
+llms_txt_full_build = True
+llms_txt_nested_enabled = False
+llms_txt_suffix_mode = "append"
+# Writes the text from the pages that were read for the site.
+llms_txt_build_parallel = False
+llms_txt_suppress_unknown_node_warnings = True
+
 html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["scroll_hint.js"]
 html_favicon = "_static/logo.svg"
-html_title = "optclip"
+html_title = "optclip: gradient clipping for JAX"
 # The download button of a notebook leads to its copy.
 html_copy_source = True
 html_show_sourcelink = False

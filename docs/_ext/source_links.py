@@ -7,8 +7,8 @@ module, so viewcode would miss the definition.
 import importlib
 import re
 import sys
+from typing import Any
 
-import page_body
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
@@ -22,9 +22,16 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Find each definition, and correct the links of each page of code."""
     app.setup_extension("sphinx.ext.viewcode")
     app.connect("viewcode-follow-imported", defining_module)
-    return page_body.change(
-        app, lambda body: WRONG_ANCHOR.sub(r"\1", body), below="_modules/"
-    )
+    app.connect("html-page-context", without_wrong_anchors)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def without_wrong_anchors(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
+) -> None:
+    """Delete the anchors of other pages from the links of a page of code."""
+    if page.startswith("_modules/") and "body" in context:
+        context["body"] = WRONG_ANCHOR.sub(r"\1", context["body"])
 
 
 def defining_module(app: Sphinx, module: str, name: str) -> str | None:
