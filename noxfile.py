@@ -1,8 +1,8 @@
-"""Checks that need an environment of their own; `python3 run.py test` is the suite.
+"""All checks; `.ci/run` and the workflow ci.yml run those that plain `nox` runs.
 
     nox --list                # all sessions; `.venv/bin/nox` after `run.py test`
     nox -s lint types         # two sessions
-    nox                       # all checks that a change must pass, except the suite
+    nox                       # all checks that a change must pass
     nox -s docs -- serve      # the documentation, at http://localhost:8000
     nox -R -s parity          # without updating the installed packages
 
@@ -14,10 +14,10 @@ more than the suite use its `.venv`. Requires CPython 3.11 or newer, and Python 
 import os
 import pathlib
 import platform
+import random
 import sys
 
 import nox
-from nox.command import CommandFailed
 
 ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
@@ -54,7 +54,12 @@ CONTRACTS = [
         "distributed/test_mapped",
     )
 ]
-HOURS = [f"tests/contracts/test_{name}.py" for name in ("properties", "fuzz")]
+PROPERTIES = [f"tests/contracts/test_{name}.py" for name in ("properties", "fuzz")]
+# They print the errors of the page on numerics.
+WORST_CASES = [
+    "tests/norms/test_accuracy.py",
+    "tests/spectral/test_singular_value_derivatives.py",
+]
 HTML = "docs/_build/html"
 
 
@@ -64,27 +69,20 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install("--editable", ".", *(f"--group={group}" for group in groups))
 
 
-def every(session: nox.Session, *commands: list[str]) -> None:
-    """Run Python with each command, even if an earlier one fails."""
-    failed = []
-    for command in commands:
-        try:
-            session.run("python", *command)
-        except CommandFailed:
-            failed.append(" ".join(command))
-    if failed:
-        session.error(f"Failed: {'; '.join(failed)}")
-
-
 def tests(session: nox.Session, *where: str) -> None:
     """Run the tests in a folder that `run.py test` excludes."""
     session.run("python", "-m", "pytest", "-q", *where, *session.posargs)
 
 
-def in_environment_of_suite(session: nox.Session, where: str) -> None:
-    """Run the tests in a folder in `.venv`, which is created if it is absent."""
+def suite_of_run(session: nox.Session, *arguments: str) -> None:
+    """Run `run.py test`, which creates `.venv` if it is absent."""
+    session.run(sys.executable, "run.py", "test", *arguments, external=True)
+
+
+def in_environment_of_suite(session: nox.Session, *arguments: str) -> None:
+    """Run pytest in `.venv`, which is created if it is absent."""
     python = run.environment(run.find_python(), ["test", "nox"])
-    pytest = ["-m", "pytest", "-q", where]
+    pytest = ["-m", "pytest", "-q", *arguments]
     session.run(python, *pytest, *session.posargs, external=True)
 
 
@@ -93,13 +91,20 @@ def contracts(session: nox.Session) -> None:
     tests(session, *run.in_parallel(), *CONTRACTS)
 
 
+@nox.session(venv_backend="none")
+def suite(session: nox.Session) -> None:
+    """Run the suite, in another order each time: no test may depend on earlier ones."""
+    seed = f"--random-order-seed={random.randrange(2**15)}"
+    suite_of_run(session, "--durations=40", seed, *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Lint and check the format with Ruff."""
     session.install("pip>=25.1")
     session.install("--group=lint")
-    ruff = ["-m", "ruff"]
-    every(session, [*ruff, "check"], [*ruff, "format", "--check"])
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
 
 
 @nox.session
@@ -107,42 +112,33 @@ def types(session: nox.Session) -> None:
     """Check the types of the package, of user code and of every public name."""
     install(session, "types")
     python = str(pathlib.Path(session.bin, "python"))
-    pyright = ["-m", "pyright", "--pythonpath", python]
-    every(session, pyright, ["tools/check_types.py"])
+    session.run("pyright", "--pythonpath", python)
+    session.run("python", "tools/check_types.py")
+
+
+@nox.session(venv_backend="none")
+def examples(session: nox.Session) -> None:
+    """Run the examples and the notebooks."""
+    in_environment_of_suite(session, "tests/integration/examples")
 
 
 @nox.session
-def oldest(session: nox.Session) -> None:
-    """Test with the oldest supported JAX and optax."""
-    session.install("pip>=25.1")
-    session.install("--editable", ".", "--group=test", *OLDEST)
-    contracts(session)
+def stacks(session: nox.Session) -> None:
+    """Run the page of integrations with model, checkpoint and logging libraries."""
+    install(session, "stacks")
+    tests(session, "tests/integration/stacks")
 
 
-@nox.session(python=NEWEST)
-def newest(session: nox.Session) -> None:
-    """Test with the newest supported Python and JAX."""
-    if not NEWEST:
-        session.skip("No Python 3.13 or 3.12 was found.")
-    session.install("pip>=25.1")
-    session.install(
-        "--upgrade", "--editable", ".", "--group=test", "jax", "jaxlib", "optax"
-    )
-    contracts(session)
+@nox.session(venv_backend="none")
+def benchmarks(session: nox.Session) -> None:
+    """Run each benchmark at a tiny size."""
+    in_environment_of_suite(session, "tests/integration/benchmarks")
 
 
-@nox.session
-def parity(session: nox.Session) -> None:
-    """Compare with TensorFlow, Keras and PyTorch."""
-    install(session, "parity")
-    tests(session, "tests/integration/parity")
-
-
-@nox.session
-def peers(session: nox.Session) -> None:
-    """Run clipping tests of optax, Keras and jax_privacy with optclip."""
-    install(session, "peers")
-    tests(session, "tests/integration/peers")
+@nox.session(venv_backend="none")
+def processes(session: nox.Session) -> None:
+    """Train in several processes."""
+    in_environment_of_suite(session, "tests/integration/processes")
 
 
 @nox.session
@@ -169,29 +165,18 @@ def gpu(session: nox.Session) -> None:
     tests(session, *run.in_parallel(), "tests/integration/gpu")
 
 
-@nox.session(venv_backend="none")
-def examples(session: nox.Session) -> None:
-    """Run the examples and the notebooks."""
-    in_environment_of_suite(session, "tests/integration/examples")
-
-
-@nox.session(venv_backend="none")
-def benchmarks(session: nox.Session) -> None:
-    """Run each benchmark at a tiny size."""
-    in_environment_of_suite(session, "tests/integration/benchmarks")
-
-
-@nox.session(venv_backend="none")
-def processes(session: nox.Session) -> None:
-    """Train in several processes."""
-    in_environment_of_suite(session, "tests/integration/processes")
+@nox.session
+def parity(session: nox.Session) -> None:
+    """Compare with TensorFlow, Keras and PyTorch."""
+    install(session, "parity")
+    tests(session, "tests/integration/parity")
 
 
 @nox.session
-def stacks(session: nox.Session) -> None:
-    """Run the page of integrations with model, checkpoint and logging libraries."""
-    install(session, "stacks")
-    tests(session, "tests/integration/stacks")
+def peers(session: nox.Session) -> None:
+    """Run clipping tests of optax, Keras and jax_privacy with optclip."""
+    install(session, "peers")
+    tests(session, "tests/integration/peers")
 
 
 @nox.session
@@ -206,6 +191,32 @@ def release(session: nox.Session) -> None:
     """Build the wheel and the sdist and install them into an empty environment."""
     install(session, "release")
     tests(session, "tests/integration/release")
+
+
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """Test with the oldest supported JAX and optax."""
+    session.install("pip>=25.1")
+    session.install("--editable", ".", "--group=test", *OLDEST)
+    contracts(session)
+
+
+@nox.session(python=NEWEST)
+def newest(session: nox.Session) -> None:
+    """Test with the newest supported Python and JAX."""
+    if not NEWEST:
+        session.skip("No Python 3.13 or 3.12 was found.")
+    session.install("pip>=25.1")
+    session.install(
+        "--upgrade", "--editable", ".", "--group=test", "jax", "jaxlib", "optax"
+    )
+    contracts(session)
+
+
+@nox.session(default=False, venv_backend="none")
+def coverage(session: nox.Session) -> None:
+    """Run the suite and require that it covers every line and branch of the package."""
+    suite_of_run(session, "--cov", "--cov-report=term", *session.posargs)
 
 
 @nox.session(default=False)
@@ -234,15 +245,7 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(default=False, venv_backend="none")
 def prove(session: nox.Session) -> None:
-    """Hours: worst-case errors, 20,000 examples per property, mutation testing."""
-    install(session, "prove")
-    every(
-        session,
-        ["-m", "tools.accuracy"],
-        ["-m", "tools.bounds"],
-        ["-m", "tools.derivatives"],
-        ["-m", "pytest", "-q", "--full", *HOURS],
-        ["-m", "tools.mutation", *session.posargs],
-    )
+    """Hours: print worst-case errors; 20,000 examples per property."""
+    in_environment_of_suite(session, "--full", "-rP", *WORST_CASES, *PROPERTIES)

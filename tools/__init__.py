@@ -1,1 +1,1 @@
-"""Programs that are not tests: measurements, lists, mutation testing."""
+"""Programs that are not tests: lists for the type checker, checkpoints and reviews."""

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 import optclip
-from tests.support import covering, helpers, oracles, strategies
+from tests.support import covering, helpers, norm_bounds, oracles, strategies
 from tests.support.registry import ENTRIES
-from tools import bounds
 
 
 @pytest.mark.covering(
@@ -145,7 +144,7 @@ def test_clips_norm_is_within_bound_identical_below_and_idempotent(holds):
             helpers.assert_identical(once, tree)
         if loses_last_bits(name, dtype, tree, threshold):
             return False
-        assert largest_ratio(name, once, threshold) - 1 <= bounds.room(dtype, 2.0)
+        assert largest_ratio(name, once, threshold) - 1 <= norm_bounds.room(dtype, 2.0)
         return helpers.differs(once, tree)
 
     check(holds, prop, problems())

@@ -1,4 +1,4 @@
-"""Tests of values written in several places: versions and the parts of CI."""
+"""Tests of values that are written in several places: versions."""
 
 import re
 import tomllib
@@ -20,19 +20,6 @@ def test_version_is_the_same_everywhere():
         r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
     assert headings[0] == version
-
-
-def test_ci_runs_every_session():
-    """Compare the workflow and .ci/run with the sessions that plain `nox` runs."""
-    sessions = re.findall(
-        r'^@nox\.session(?:\((?:python=NEWEST|venv_backend="none")\))?\ndef (\w+)',
-        (ROOT / "noxfile.py").read_text(),
-        re.MULTILINE,
-    )
-    (jobs,) = re.findall(r"^ +name: \[(.+)\]", (FLOWS / "ci.yml").read_text(), re.M)
-    assert sorted(jobs.split(", ")) == sorted(sessions)
-    (parts,) = re.findall(r"^parts=\((.+)\)", (ROOT / ".ci/run").read_text(), re.M)
-    assert sorted(parts.split()) == sorted(["suite", *sessions])
 
 
 def test_workflow_pins_oldest_dependencies():

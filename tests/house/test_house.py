@@ -7,7 +7,7 @@ import re
 import pytest
 
 import optclip
-from tools import imports
+from tests.house import imports
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
 FILES = [*imports.ROOT.rglob("*.py")]

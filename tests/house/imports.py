@@ -1,13 +1,6 @@
-"""Print how the folders of the package import each other: floors and circles.
-
-    python -m tools.imports
-
-A floor holds the folders whose longest chain of imports down to the bottom has the same
-length. Tests require that imports go down, without circles between files.
-"""
+"""Read how the files and folders of the package import each other."""
 
 import ast
-import functools
 import pathlib
 from collections.abc import Iterator
 from importlib import util
@@ -112,25 +105,3 @@ def circle(below: dict[str, set[str]]) -> list[str]:
         return next(filter(None, found), [])
 
     return next(filter(None, (search(name, []) for name in below)), [])
-
-
-def floors() -> list[list[str]]:
-    """Return the folders of each floor, from the bottom up."""
-    below = folders()
-
-    @functools.cache
-    def height(folder: str) -> int:
-        return 1 + max(map(height, below[folder]), default=-1)
-
-    heights = [*map(height, below)]
-    return [
-        sorted(folder for folder in below if height(folder) == floor)
-        for floor in range(max(heights) + 1)
-    ]
-
-
-if __name__ == "__main__":
-    print("circle of files:", " -> ".join(circle(files())) or "none")
-    print("circle of folders:", " -> ".join(circle(folders())) or "none")
-    for number, floor in reversed([*enumerate(floors())]):
-        print(f"floor {number}: {', '.join(floor)}")

@@ -1,12 +1,6 @@
-"""Measure the errors of derivatives of singular-value clipping, with large values.
-
-    python -m tools.derivatives        # the largest over four shapes, a minute
-
-`test_singular_value_derivatives.py` bounds them for smaller matrices.
-"""
+"""Compute errors of derivatives of singular-value clipping, with large values."""
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -114,19 +108,3 @@ def errors(
         ]
         largest[name] = float(np.max(relative))
     return largest
-
-
-def main() -> int:
-    columns = [(cap, dtype) for cap in ("hard", "smooth") for dtype in DTYPES]
-    print(f"{'':20}" + "".join(f"{f'{cap}, {dtype}':>17}" for cap, dtype in columns))
-    table = [[errors(cap, shape, dtype) for shape in SHAPES] for cap, dtype in columns]
-    failed = False
-    for name in beside_spikes(min(SHAPES[0])):
-        worst = [np.max([one[name] for one in shapes]) for shapes in table]
-        print(f"{name:20}" + "".join(f"{error:17.1e}" for error in worst))
-        failed |= not np.max(worst) <= ROOM
-    return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

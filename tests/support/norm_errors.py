@@ -1,14 +1,8 @@
-"""Measure the rounding errors of norms.
-
-    python -m tools.accuracy           # the largest errors over all cases, some minutes
-
-`test_accuracy.py` bounds the same errors over fewer cases.
-"""
+"""Compute the rounding errors of norms, in units of float32's last place."""
 
 import dataclasses
 import functools
 import math
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -190,41 +184,3 @@ def _smallest(dtype: str) -> float:
 # The documented error on any CPU, in units of float32's last place: 1e-5 relative for
 # the orders 2 and inf, 1e-4 for others.
 ROOM = {"exact": 1e-5 * 2**23, "others": 1e-4 * 2**23}
-
-
-def main() -> int:
-    print(f"{'dtype':20}" + "".join(f"{f'p={p:g}':>10}" for p in ORDERS))
-    failed = False
-    for dtype in DTYPES:
-        single = [name for name in SHAPES if name not in MANY]
-        shapes = single if dtype == "float32" else [*FEW, "100003"]
-        errors = worst(shapes, dtype, ORDERS)
-        _print(dtype, errors)
-        failed |= _exceeds_half(errors)
-    for name in MANY:
-        errors = worst([name], "float32", ORDERS[:3])
-        _print(f"float32, {name}", errors)
-        failed |= _exceeds_half(errors)
-    for name in ("4096", "8191", "100003", "1e7"):
-        errors = worst_one_way(name)
-        _print(f"one way, {name}", errors)
-        failed |= max(errors) > ROOM["exact"] / 2
-    for name in SLICES:
-        errors = [worst_of_slices(name, p) for p in (1.0, 2.0)]
-        _print(f"slices, {name}", errors)
-        failed |= errors[1] > ROOM["exact"] / 2 or errors[0] > ROOM["others"] / 2
-    return int(failed)
-
-
-def _print(name: str, errors: list[float]) -> None:
-    print(f"{name:20}" + "".join(f"{ulp:10.2f}" for ulp in errors), flush=True)
-
-
-def _exceeds_half(errors: list[float]) -> bool:
-    """Return whether an error exceeds half of its bound."""
-    largest_other = max(errors[3:], default=0)
-    return max(errors[1:3]) > ROOM["exact"] / 2 or largest_other > ROOM["others"] / 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())
