@@ -2,9 +2,8 @@
 
 Each benchmark replaces its table in `benchmarks/results/<backend>.json` and writes it
 to `<benchmark>.md` in the same folder. Both are saved after every row, so an
-interrupted run keeps its rows. Three benchmarks run only by name: `tpu` needs the TPU
-compiler, which `nox -s tpu` installs; `spikes` trains for ten minutes; `gpu` runs
-within a time limit.
+interrupted run keeps its rows. Two benchmarks run only by name: `spikes` trains for ten
+minutes; `gpu` runs within a time limit.
 """
 
 import argparse
@@ -16,26 +15,20 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# Set before JAX is imported: PyTorch needs GPU memory too, and TensorFlow logs a lot.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import jax
 
 from benchmarks import machine, results
 
 BENCHMARKS = {
-    "weight": "equations, lines of code and import time of the package",
-    "clip": "global-norm clipping alone",
+    "clip": "clipping alone",
     "step": "clipping and an optimizer step",
     "train": "a training step of a GPT-2",
     "compile": "compile time",
-    "scopes": "clipping over other scopes and with learned thresholds",
-    "tpu": "programs compiled ahead of time for TPUs",
+    "matrices": "clipping the singular values of a matrix",
     "spikes": "clipping methods on training runs with spikes",
-    "gpu": "equality with the CPU, times, kernels and transfers on one GPU",
+    "gpu": "equality with the CPU, times and kernels on one GPU",
 }
-BY_NAME_ONLY = ("tpu", "spikes", "gpu")
+BY_NAME_ONLY = ("spikes", "gpu")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -28,7 +28,7 @@ class DonatedTree:
         fill = jax.jit(_copied, donate_argnums=0, keep_unused=True)
         self._fill = fill.lower(self._tree, self._source).compile()
 
-    def clip(self, tx: Any, error: Callable[[Tree], float]) -> Contender:
+    def clip(self, tx: Any, error: Callable[[Tree], float] | None = None) -> Contender:
         """Compile the update of a transformation; its state is donated too."""
         state = jax.jit(tx.init)(self._tree)
         run, facts = compiled(tx.update, self._tree, state, donate=(0, 1))
@@ -37,7 +37,8 @@ class DonatedTree:
             nonlocal state
             self._tree, state = jax.block_until_ready(run(self._tree, state))
 
-        return Contender(call, self._refill, lambda _: error(self._tree), facts)
+        check = error and (lambda _: error(self._tree))
+        return Contender(call, self._refill, check, facts)
 
     def _refill(self) -> None:
         self._tree = jax.block_until_ready(self._fill(self._tree, self._source))

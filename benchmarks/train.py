@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import exact, step, trees
+from benchmarks import clip, trees
 from benchmarks.stepping import Stepping
 from benchmarks.timing import Row, race
 
 # Low enough to clip every step, even after the model has learned the few tokens.
 LIMIT = 1e-3
-# The step and its check compile the gradients separately, so they round differently.
-SLACK = 1e-3
 
 
 class Size(NamedTuple):
@@ -84,10 +82,9 @@ def rows(tiny: bool) -> Iterator[Row]:
     size = TINY if tiny else Size(16_384, 384, 6, 128, 2)
     params, tokens = drawn(size)
     gradients = jax.value_and_grad(loss)
-    stepping = Stepping(params, optax.adamw(1e-4), gradients, tokens, slack=SLACK)
-    clips: step.Clips = {"unclipped": (optax.identity(), exact.unclipped)}
-    clips |= step.by_global_norm(LIMIT)
-    contenders = {name: stepping.contender(*each) for name, each in clips.items()}
+    stepping = Stepping(params, optax.adamw(1e-4), gradients, tokens)
+    clips = {"unclipped": optax.identity(), **clip.by_global_norm(LIMIT)}
+    contenders = {name: stepping.contender(tx) for name, tx in clips.items()}
     for row in race(contenders, 2 if tiny else 15, against="unclipped"):
         yield {"tokens": size.batch * size.window, **row}
 

@@ -80,10 +80,6 @@ def numbers(shapes: Tree, dtype: str) -> Tree:
     return map_shapes(filled, shapes)
 
 
-def nbytes(tree: Tree) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
 def exact_norm(arrays: Sequence[Any]) -> float:
     """Return the L2 norm, computed in float64."""
     flat = (np.asarray(x).reshape(-1).astype(np.float64) for x in arrays)

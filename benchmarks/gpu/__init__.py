@@ -1,50 +1,33 @@
-"""Benchmark `gpu`: equality with the CPU, times, kernels and transfers on one GPU.
+"""Benchmark `gpu`: equality with the CPU, times and kernels on one GPU.
 
-The parts need only jax, optax and, if installed, torch. If a part raises, the error is
-recorded and the next part runs. With `--small`, all parts also run on a CPU.
+If a part raises, the error is recorded and the next part runs. With `--small`, all parts
+also run on a CPU.
 """
 
 import functools
 import gc
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks import results
-from benchmarks.gpu import (
-    counts,
-    equality,
-    examples,
-    forms,
-    matrices,
-    models,
-    profile,
-    transfers,
-)
+from benchmarks.gpu import counts, equality, models
 from benchmarks.timing import Row
 
 LIMIT = 570.0  # seconds
 OUT_OF_TIME = "skipped: out of time"
 
-# Ordered by importance, since a run may reach its time limit. PyTorch needs the memory
-# of the large matrices, which JAX would hold after the per-example norms.
+# Ordered by importance, since a run may reach its time limit.
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "equality with the CPU": equality.rows,
     "clipping alone": models.clipping,
     "training step, bfloat16": functools.partial(models.training, dtype="bfloat16"),
-    "overflow guard": forms.guards,
-    "500 matrices of mixed dtypes": matrices.mixed,
     "counts": counts.rows,
-    "profile": profile.rows,
-    "transfers": transfers.rows,
-    "second reading": forms.readings,
     "AdamW step": models.stepping,
     "training step, float32": functools.partial(models.training, dtype="float32"),
-    "500 large matrices": matrices.large,
     "other clipping, AdamW step": models.others,
-    "per-example norms": examples.rows,
+    "per-example norms": models.per_example,
 }
 
 
@@ -95,15 +78,7 @@ def _measure(
             put((part, {"note": f"{type(error).__name__}: {error}"[:1000]}))
         put((part, {"note": f"{time.perf_counter() - start:.0f} s for this part"}))
         put((part, None))
-        _release()
-
-
-def _release() -> None:
-    """Free the memory of a part for the next one and for PyTorch."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        gc.collect()  # Frees the memory of the part for the next one.
 
 
 def table(rows: Sequence[Row]) -> str:

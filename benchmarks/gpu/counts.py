@@ -14,7 +14,7 @@ import optax
 import optclip
 from benchmarks import step, stepping, trees
 from benchmarks.donated_buffers import compiled_together
-from benchmarks.gpu import launches, nodes, racing, target
+from benchmarks.gpu import launches, models, nodes, target
 from benchmarks.timing import Row
 from optclip import recipes
 
@@ -27,7 +27,7 @@ def rows(tiny: bool) -> Iterator[Row]:
     except RuntimeError as error:
         yield {"note": str(error)}
         return
-    for dtype in racing.dtypes(tiny):
+    for dtype in models.dtypes(tiny):
         tree = trees.typed(trees.workloads(tiny)["gpt2"], dtype)
         for name, (compile_one, more) in PROGRAMS.items():
             programs = compiled_together(
@@ -58,8 +58,8 @@ def clips() -> dict[str, Any]:
         "optclip, global norm, no record": tree(1.0, record=False),
         "optax, global norm": optax.clip_by_global_norm(1.0),
         "optclip, per leaf": optclip.clip_by_norm(1.0),
-        "optclip, AGC": recipes.agc(step.CLIPPING),
-        "optax, AGC": optax.adaptive_grad_clip(step.CLIPPING),
+        "optclip, AGC": recipes.agc(0.01),
+        "optax, AGC": optax.adaptive_grad_clip(0.01),
     }
 
 
@@ -71,7 +71,7 @@ def alone(clip: Any, tree: Any) -> target.Program:
 
 def adamw_step(clip: Any, tree: Any, optimizer: Any = None) -> target.Program:
     """Compile a step whose gradients are arguments and whose state is donated."""
-    optimizer = optimizer or racing.ADAMW()
+    optimizer = optimizer or step.adamw()
     state = tree, jax.eval_shape(optimizer.init, tree)
     run = stepping.step_of(clip, optimizer, step.SOURCES["arguments"])
     shapes = state, jax.eval_shape(clip.init, tree), tree, jnp.ones(())

@@ -29,7 +29,7 @@ def main():
     rows = {
         (row["dtype"], row["gradients"], row["contender"]): row
         for row in json.loads(text)["step"]["rows"]
-        if row["tree"] == "gpt2" and row["clip"] == "global norm"
+        if row.get("tree", "gpt2") == "gpt2"
     }
     figure = plot_style.figure(5.6)
     panels = figure.subplots(2, 1, sharex=True)

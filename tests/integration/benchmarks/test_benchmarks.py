@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import __main__, exact, results, timing
+from benchmarks import __main__, clip, results, timing
 from benchmarks.timing import Contender
 
 
 @pytest.mark.parametrize(
-    "benchmark", ["clip", "step", "train", "compile", "scopes", "spikes"]
+    "benchmark", ["clip", "step", "train", "compile", "matrices", "spikes"]
 )
 def test_benchmark_tiny_prints_complete_table(benchmark):
     module = importlib.import_module(f"benchmarks.{benchmark}")
@@ -27,27 +27,27 @@ def test_benchmark_tiny_prints_complete_table(benchmark):
 def test_command_tiny_prints_table_and_saves_nothing(capsys, monkeypatch):
     # A call of `save` raises instead of overwriting the committed results.
     monkeypatch.delattr(results, "save")
-    __main__.main(["weight", "--tiny"])
-    assert "| lines of code | " in capsys.readouterr().out
-
-
-def contender(value):
-    return Contender(
-        lambda: value, error=exact.clip_error([np.ones(3)], [np.full(1, 0.5)])
-    )
+    __main__.main(["matrices", "--tiny"])
+    assert "| 16 x 24 | optax, muon | " in capsys.readouterr().out
 
 
 def test_race_wrong_result_has_no_time():
+    ones = np.ones(3, np.float32)
+    _, error = clip.checked([ones])
+    results = {
+        "optclip": clip.FRACTION * ones,
+        "a bit off": 1.02 * clip.FRACTION * ones,
+        "wrong": ones,
+        "nan": math.nan * ones,
+    }
     contenders = {
-        "optclip": contender([np.full(3, 0.5)]),
-        "a bit off": contender([np.full(3, 0.51)]),
-        "wrong": contender([np.ones(3)]),
-        "nan": contender([np.full(3, math.nan)]),
+        name: Contender(lambda each=each: [each], error=error)
+        for name, each in results.items()
     }
     rows = {r["contender"]: r for r in timing.race(contenders, 3, against="optclip")}
     assert [name for name in rows if "ms" in rows[name]] == ["optclip", "a bit off"]
     assert rows["optclip"]["over optclip"] == 1
-    assert rows["wrong"]["error"] == pytest.approx(1, abs=0.01)
+    assert rows["wrong"]["error"] == pytest.approx(1.5, abs=0.01)
 
 
 def test_results_save_replaces_whole_table(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import __main__, gpu, other_frameworks
+from benchmarks import __main__, gpu
 from benchmarks.gpu import launches
 
 # An excerpt of a program compiled for a GPU.
@@ -66,15 +66,13 @@ def test_gpu_small_runs_each_part_and_saves_json_and_markdown(tmp_path, capsys):
     }
     notes = {row["note"] for rows in parts.values() for row in rows if "note" in row}
     expected = {
-        "the profile has no events of a GPU", other_frameworks.absent("torch"),
         'no compiler for GPUs; pip install "jax[cuda12]", then run with'
         " JAX_PLATFORMS=cpu",
-    }  # fmt: skip
+    }
     assert {n for n in notes if not n.endswith("for this part")} == expected
     measured = [part for part in parts if len(parts[part]) > 2]
-    assert measured == [x for x in gpu.PARTS if x not in ("profile", "counts")]
+    assert measured == [x for x in gpu.PARTS if x != "counts"]
     assert not [row for row in saved["rows"] if "failed" in row]
-    assert {row["transfers"] for row in parts["transfers"][:-1]} == {"none"}
     # A contender with a wrong result has no time.
     ours = [r for r in saved["rows"] if r.get("contender", "").startswith("optclip")]
     assert all("ms" in row for row in ours)

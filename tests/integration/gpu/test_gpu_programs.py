@@ -9,9 +9,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optclip
-from benchmarks import stepping, tpu, trees
-from benchmarks.gpu import counts, launches, nodes, racing, target
+from benchmarks import step, stepping, trees
+from benchmarks.gpu import counts, launches, nodes, target
 from optclip import recipes
+from tests.support import ahead_of_time
 
 NONE = optax.identity()
 GLOBAL = optclip.clip_by_global_norm(1.0)
@@ -19,10 +20,10 @@ GLOBAL = optclip.clip_by_global_norm(1.0)
 SKIP = optclip.skip(optax.adamw(1e-4), max_norm=1e30)
 OPTIMIZERS = {
     "skip": SKIP,
-    "skip and clip": optclip.skip(optax.chain(GLOBAL, racing.ADAMW())),
-    "unscaled gradients": optax.chain(optax.scale(2.0**-10), GLOBAL, racing.ADAMW()),
+    "skip and clip": optclip.skip(optax.chain(GLOBAL, step.adamw())),
+    "unscaled gradients": optax.chain(optax.scale(2.0**-10), GLOBAL, step.adamw()),
     "history": optclip.with_history(
-        optax.chain(optclip.clip_by_global_norm(1.0, record="leaves"), racing.ADAMW())
+        optax.chain(optclip.clip_by_global_norm(1.0, record="leaves"), step.adamw())
     ),
 }
 # An AdamW step of GPT-2 with 148 leaves: the most kernels and kilobytes of temporary
@@ -75,7 +76,7 @@ def mesh_of_8(kind=AxisType.Auto):
 def all_reduces(lowered):
     text = lowered.compile(compiler_options=target.WITHOUT_GPU).as_text()
     check_nothing_waits(text)
-    kinds = [kind for _, kind in tpu.collectives(text)]
+    kinds = [kind for _, kind in ahead_of_time.collectives(text)]
     assert set(kinds) <= {"all-reduce"}
     return len(kinds)
 
@@ -85,7 +86,9 @@ def test_gpu_fsdp_step_adds_one_all_reduce(kind):
     shapes = [(50_176, 768), (100,), (768, 768), (768, 3072), (3072, 768)]
     tree = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     mesh = mesh_of_8(kind)
-    numbers = [all_reduces(tpu.lowered(mesh, tree, clip)) for clip in (NONE, GLOBAL)]
+    numbers = [
+        all_reduces(ahead_of_time.lowered(mesh, tree, clip)) for clip in (NONE, GLOBAL)
+    ]
     assert numbers == [0, 1]
 
 
@@ -101,7 +104,7 @@ def test_gpu_data_parallel_step_adds_no_all_reduce():
         return jnp.mean(batch**2)
 
     def count(clip):
-        optimizer = racing.ADAMW()
+        optimizer = step.adamw()
         run = stepping.step_of(clip, optimizer, jax.value_and_grad(loss))
         shapes = (weights, optimizer.init(weights)), clip.init(weights)
         placed = target.placed(shapes, replicated)

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 import optclip
-from benchmarks import tpu
+from tests.support import ahead_of_time
 
 
 def transformer(dtype):
@@ -32,7 +32,7 @@ def accessed(program):
 
 def numbers_sent(program):
     """Return the number of float32 scalars of each all-reduce, the only collective."""
-    collectives = tpu.collectives(program.as_text())
+    collectives = ahead_of_time.collectives(program.as_text())
     assert {kind for _, kind in collectives} <= {"all-reduce"}
     counts = []
     for shapes, _ in collectives:
@@ -54,8 +54,10 @@ def numbers_sent(program):
 )
 def test_clipping_adds_one_all_reduce_and_no_pass(topology, kind, dtype, room):
     """The plain and the overflow-safe sum share both; there is no branch."""
-    mesh, tree = tpu.mesh_of(topology, kind), transformer(dtype)
-    plain, ours, theirs = (tpu.lowered(mesh, tree, c).compile() for c in CLIPS)
+    mesh, tree = ahead_of_time.tpus(topology, kind), transformer(dtype)
+    plain, ours, theirs = (
+        ahead_of_time.lowered(mesh, tree, c).compile() for c in CLIPS
+    )
     assert numbers_sent(plain) == []
     assert len(numbers_sent(ours)) == 1
     assert " conditional(" not in ours.as_text()
@@ -68,8 +70,8 @@ def test_clipping_adds_one_all_reduce_and_no_pass(topology, kind, dtype, room):
 
 def test_clipping_many_leaves_adds_one_all_reduce():
     """XLA for TPU merges at most 256 numbers; there are more leaves."""
-    mesh = tpu.mesh_of("v5e:2x2")
+    mesh = ahead_of_time.tpus("v5e:2x2")
     shapes = [jax.ShapeDtypeStruct((64, 128), "float32")] * 300
-    ours = tpu.lowered(mesh, shapes, optclip.clip_by_global_norm(1.0))
+    ours = ahead_of_time.lowered(mesh, shapes, optclip.clip_by_global_norm(1.0))
     (count,) = numbers_sent(ours.compile())
     assert 0 < count <= 256

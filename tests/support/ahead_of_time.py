@@ -1,0 +1,52 @@
+"""Lower a clipped AdamW step for a mesh of devices that this machine does not have."""
+
+import os
+import re
+
+# Keeps this process from searching for a TPU.
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+import jax
+import numpy as np
+import optax
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+
+
+def tpus(topology, kind=AxisType.Auto):
+    """Return a mesh of all chips of a topology, over which leaves are sharded."""
+    chips = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    devices = np.array(chips).reshape(1, -1)
+    return Mesh(devices, ("replica", "fsdp"), axis_types=(kind, kind))
+
+
+def placed(mesh, shape, dtype):
+    """Shard the first axis that divides evenly, as in FSDP, or replicate."""
+    chips = mesh.shape["fsdp"]
+    first = next((i for i, n in enumerate(shape) if n and n % chips == 0), None)
+    spec = P(*("fsdp" if i == first else None for i in range(len(shape))))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def lowered(mesh, shapes, clip):
+    """Lower a clipped AdamW step with donated state; `shapes` are the gradients'."""
+    tx = optax.chain(clip, optax.adamw(1e-3))
+
+    def step(updates, state, params):
+        updates, state = tx.update(updates, state, params)
+        return optax.apply_updates(params, updates), state
+
+    with jax.set_mesh(mesh):
+        tree, state = (
+            jax.tree.map(lambda x: placed(mesh, x.shape, x.dtype), unplaced)
+            for unplaced in (shapes, jax.eval_shape(tx.init, shapes))
+        )
+        return jax.jit(step, donate_argnums=(1, 2)).lower(tree, state, tree)
+
+
+def collectives(text):
+    """Return the result type and the kind of each collective operation."""
+    return re.findall(rf"= (\S.*?) ({COLLECTIVES})(?:-start)?\(", text)
