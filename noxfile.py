@@ -54,11 +54,12 @@ CONTRACTS = [
         "distributed/test_mapped",
     )
 ]
-PROPERTIES = [f"tests/contracts/test_{name}.py" for name in ("properties", "fuzz")]
-# They print the errors of the page on numerics.
-WORST_CASES = [
+# With --full, the first two print the errors of the page on numerics.
+HOURS = [
     "tests/norms/test_accuracy.py",
     "tests/spectral/test_singular_value_derivatives.py",
+    "tests/contracts/test_properties.py",
+    "tests/contracts/test_fuzz.py",
 ]
 HTML = "docs/_build/html"
 
@@ -70,8 +71,14 @@ def install(session: nox.Session, *groups: str) -> None:
 
 
 def tests(session: nox.Session, *where: str) -> None:
-    """Run the tests in a folder that `run.py test` excludes."""
+    """Run tests in the environment of the session."""
     session.run("python", "-m", "pytest", "-q", *where, *session.posargs)
+
+
+def integration(session: nox.Session, *options: str, group: str = "") -> None:
+    """Run the folder of the session, with the group of its name or another one."""
+    install(session, group or session.name)
+    tests(session, *options, f"tests/integration/{session.name}")
 
 
 def suite_of_run(session: nox.Session, *arguments: str) -> None:
@@ -84,11 +91,6 @@ def in_environment_of_suite(session: nox.Session, *arguments: str) -> None:
     python = run.environment(run.find_python(), ["test", "nox"])
     pytest = ["-m", "pytest", "-q", *arguments]
     session.run(python, *pytest, *session.posargs, external=True)
-
-
-def contracts(session: nox.Session) -> None:
-    """Run the contracts that every supported JAX must pass."""
-    tests(session, *run.in_parallel(), *CONTRACTS)
 
 
 @nox.session(venv_backend="none")
@@ -125,8 +127,7 @@ def examples(session: nox.Session) -> None:
 @nox.session
 def stacks(session: nox.Session) -> None:
     """Run the page of integrations with model, checkpoint and logging libraries."""
-    install(session, "stacks")
-    tests(session, "tests/integration/stacks")
+    integration(session)
 
 
 @nox.session(venv_backend="none")
@@ -146,8 +147,7 @@ def tpu(session: nox.Session) -> None:
     """Compile for TPUs; a TPU is not needed."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         session.skip("The TPU compiler requires Linux on x86_64.")
-    install(session, "tpu")
-    tests(session, "tests/integration/tpu")
+    integration(session)
 
 
 @nox.session
@@ -161,36 +161,31 @@ def gpu(session: nox.Session) -> None:
     output = session.run("python", *check, silent=True, success_codes=[0, 1])
     if "No matching distribution" in str(output):
         session.skip("The GPU compiler has no wheel for this Python or system.")
-    install(session, "gpu")
-    tests(session, *run.in_parallel(), "tests/integration/gpu")
+    integration(session, *run.in_parallel())
 
 
 @nox.session
 def parity(session: nox.Session) -> None:
     """Compare with TensorFlow, Keras and PyTorch."""
-    install(session, "parity")
-    tests(session, "tests/integration/parity")
+    integration(session)
 
 
 @nox.session
 def peers(session: nox.Session) -> None:
     """Run clipping tests of optax, Keras and jax_privacy with optclip."""
-    install(session, "peers")
-    tests(session, "tests/integration/peers")
+    integration(session)
 
 
 @nox.session
 def site(session: nox.Session) -> None:
     """Build the site without warnings and check its pages and links."""
-    install(session, "docs")
-    tests(session, "tests/integration/site")
+    integration(session, group="docs")
 
 
 @nox.session
 def release(session: nox.Session) -> None:
     """Build the wheel and the sdist and install them into an empty environment."""
-    install(session, "release")
-    tests(session, "tests/integration/release")
+    integration(session)
 
 
 @nox.session
@@ -198,7 +193,7 @@ def oldest(session: nox.Session) -> None:
     """Test with the oldest supported JAX and optax."""
     session.install("pip>=25.1")
     session.install("--editable", ".", "--group=test", *OLDEST)
-    contracts(session)
+    tests(session, *run.in_parallel(), *CONTRACTS)
 
 
 @nox.session(python=NEWEST)
@@ -210,7 +205,7 @@ def newest(session: nox.Session) -> None:
     session.install(
         "--upgrade", "--editable", ".", "--group=test", "jax", "jaxlib", "optax"
     )
-    contracts(session)
+    tests(session, *run.in_parallel(), *CONTRACTS)
 
 
 @nox.session(default=False, venv_backend="none")
@@ -248,4 +243,4 @@ def bench(session: nox.Session) -> None:
 @nox.session(default=False, venv_backend="none")
 def prove(session: nox.Session) -> None:
     """Hours: print worst-case errors; 20,000 examples per property."""
-    in_environment_of_suite(session, "--full", "-rP", *WORST_CASES, *PROPERTIES)
+    in_environment_of_suite(session, "--full", "-rP", *HOURS)
