@@ -87,10 +87,9 @@ def suite_of_run(session: nox.Session, *arguments: str) -> None:
 
 
 def in_environment_of_suite(session: nox.Session, *arguments: str) -> None:
-    """Run pytest in `.venv`, which is created if it is absent."""
+    """Run a module in `.venv`, which is created if it is absent."""
     python = run.environment(run.find_python(), ["test", "nox"])
-    pytest = ["-m", "pytest", "-q", *arguments]
-    session.run(python, *pytest, *session.posargs, external=True)
+    session.run(python, "-m", *arguments, *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -121,7 +120,7 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def examples(session: nox.Session) -> None:
     """Run the examples and the notebooks."""
-    in_environment_of_suite(session, "tests/integration/examples")
+    in_environment_of_suite(session, "pytest", "-q", "tests/integration/examples")
 
 
 @nox.session
@@ -133,13 +132,13 @@ def stacks(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def benchmarks(session: nox.Session) -> None:
     """Run each benchmark at a tiny size."""
-    in_environment_of_suite(session, "tests/integration/benchmarks")
+    in_environment_of_suite(session, "pytest", "-q", "tests/integration/benchmarks")
 
 
 @nox.session(venv_backend="none")
 def processes(session: nox.Session) -> None:
     """Train in several processes."""
-    in_environment_of_suite(session, "tests/integration/processes")
+    in_environment_of_suite(session, "pytest", "-q", "tests/integration/processes")
 
 
 @nox.session
@@ -230,17 +229,16 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False, venv_backend="none")
 def soak(session: nox.Session) -> None:
     """Minutes: 100,000 steps, with a restart on another number of devices."""
-    in_environment_of_suite(session, "tests/integration/soak")
+    in_environment_of_suite(session, "pytest", "-q", "tests/integration/soak")
 
 
-@nox.session(default=False)
+@nox.session(default=False, venv_backend="none")
 def bench(session: nox.Session) -> None:
     """An hour: measure speed, memory and compile times into benchmarks/results."""
-    install(session, "bench")
-    session.run("python", "-m", "benchmarks", *session.posargs)
+    in_environment_of_suite(session, "benchmarks")
 
 
 @nox.session(default=False, venv_backend="none")
 def prove(session: nox.Session) -> None:
     """Hours: print worst-case errors; 20,000 examples per property."""
-    in_environment_of_suite(session, "--full", "-rP", *HOURS)
+    in_environment_of_suite(session, "pytest", "-q", "--full", "-rP", *HOURS)
