@@ -50,8 +50,7 @@ from . import (
 )
 from ._arrays._prefix import by_path
 from ._attention._clip_logits_transform import clip_attention_logits
-from ._attention._find_heads import find_heads
-from ._attention._heads import Heads
+from ._attention._heads import Heads, find_heads
 from ._cotangents._clip_cotangent import clip_cotangent
 from ._cotangents._probe import cotangent_probe
 from ._explain._explain import explain

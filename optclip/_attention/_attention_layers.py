@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from .._arrays import _leaves, _validate
 from .._arrays._types import LeafLike, PyTree
-from . import _layer_checks
-from ._heads import Heads
+from ._heads import Heads, listed
 
 
 class Place(NamedTuple):
@@ -61,8 +60,7 @@ def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
     """Locate the heads of each layer in a tree.
 
     Raises:
-      ValueError: A leaf is missing, is named twice, or does not have such heads; or a
-        layer normalizes its queries or keys.
+      ValueError: A leaf is missing, is named twice, or does not have such heads.
     """
     check_layers(layers)
     flat = _leaves.flatten(params)
@@ -71,7 +69,11 @@ def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
     located = []
     for name, heads in layers.items():
         for path in (*heads.query_paths, *heads.key_paths):
-            _layer_checks.check_there(name, path, index)
+            if path not in index:
+                raise ValueError(
+                    f"`layers` at '{name}' must name leaves of the parameters, got"
+                    f" '{path}'. The paths are {listed(sorted(index))}."
+                )
             if path in layer_of_path:
                 raise ValueError(
                     f"`layers` must name each leaf once, got '{path}' in"
@@ -79,7 +81,6 @@ def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
                     " in a leaf that holds both queries and keys; use two leaves."
                 )
             layer_of_path[path] = name
-        _layer_checks.check_not_normalized(name, heads, index)
         located.append(_layer(name, heads, flat, index))
     return located
 

@@ -19,17 +19,17 @@ def clip_attention_logits(
     logits: Mapping[str, jax.Array],
     max_logit: Number | Mapping[str, Number | None],
     layers: Mapping[str, Heads],
-    *,
-    balance: Number = 0.5,
-    by_group: bool = False,
 ) -> tuple[PyTree, dict[str, jax.Array]]:
     """Scale query and key heads whose logits exceed `max_logit` (QK-Clip).
 
     A query head with largest logit S has the coefficient
     `gamma = min(1, max_logit / S)`. A key head is multiplied by
-    `k = min(gamma ** (1 - balance))` over its query heads, and each of these by
-    `gamma / k`, so that its logits shrink by gamma. Call this function on the
-    parameters after each optimizer step.
+    `k = min(gamma ** 0.5)` over its query heads, and each of these by `gamma / k`, so
+    that its logits shrink by gamma. Call this function on the parameters after each
+    optimizer step.
+
+    Omit layers that normalize queries or keys (QK-norm) after the projection: scaling
+    their weights does not change their logits.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -48,16 +48,12 @@ def clip_attention_logits(
       max_logit: Threshold: a number, an array that broadcasts to the heads, or a dict
         of these by layer with None for unclipped. The paper uses 100.
       layers: Dict of `optclip.Heads` by layer name, from `optclip.find_heads`.
-      balance: Power of gamma that scales the query, from 0 to 1. Default: 0.5.
-      by_group: Whether query heads with one key head share their smallest gamma, as in
-        Megatron. Default: False.
 
     Returns:
       The parameters, and a dict by layer of the coefficient of each query head.
 
     Raises:
-      ValueError: `layers` does not match `params` or `logits`, or a layer normalizes
-        queries or keys, so that scaling its weights does not change its logits.
+      ValueError: `layers` does not match `params` or `logits`.
 
     Inside `jax.shard_map`, the maximum of the logits is taken over mesh axes that they
     vary over and the query does not. Reduce them yourself if types do not specify these
@@ -74,8 +70,6 @@ def clip_attention_logits(
     References:
       Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Alg. 1.
     """
-    _validate.fraction("balance", balance)
-    _validate.flag("by_group", by_group)
     _validate.threshold_given("max_logit", max_logit)
     for value in jax.tree.leaves(max_logit):
         _validate.number("max_logit", value)
@@ -90,7 +84,7 @@ def clip_attention_logits(
     leaves, coefficients = list(flat.leaves), {}
     for layer in located:
         coefficients[layer.name], by_leaf = _qk_scaling.factors(
-            layer, scaled[layer.name], balance, flat.leaves, by_group=by_group
+            layer, scaled[layer.name], flat.leaves
         )
         for i, factor in by_leaf.items():
             leaves[i] = _placement.computed(

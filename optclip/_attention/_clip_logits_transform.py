@@ -11,7 +11,7 @@ import optax
 
 from .._arrays import _leaves, _placement, _validate
 from .._arrays._numerics import applied, update_to
-from .._arrays._types import Held, LeafLike, Number, PyTree
+from .._arrays._types import Held, LeafLike, PyTree
 from .._clip import scale
 from .._thresholds import Named
 from .._transforms import (
@@ -30,8 +30,6 @@ def clip_attention_logits(
     max_logit: ThresholdTree,
     layers: Mapping[str, Heads],
     *,
-    balance: Number = 0.5,
-    by_group: bool = False,
     record: Record = True,
     name: str = "attention",
 ) -> optax.GradientTransformationExtraArgs:
@@ -39,8 +37,10 @@ def clip_attention_logits(
 
     A query head with largest logit S has the coefficient
     `gamma = min(1, max_logit / S)`. In the new parameters, a key head is multiplied by
-    `k = min(gamma ** (1 - balance))` over its query heads, and each of these by
-    `gamma / k`.
+    `k = min(gamma ** 0.5)` over its query heads, and each of these by `gamma / k`.
+
+    Omit layers that normalize queries or keys (QK-norm) after the projection: scaling
+    their weights does not change their logits.
 
     Place it last in the chain, because a later learning rate would rescale its updates.
     In bfloat16 these updates are rounded: a head clipped from 10,000 to 100 is off by
@@ -65,9 +65,6 @@ def clip_attention_logits(
         schedule, `optclip.thresholds` rule, or dict of these by layer with None for
         unclipped. The paper uses 100.
       layers: Dict of `optclip.Heads` by layer name, from `optclip.find_heads`.
-      balance: Power of gamma that scales the query, from 0 to 1. Default: 0.5.
-      by_group: Whether query heads with one key head share their smallest gamma, as in
-        Megatron. Default: False.
       record: Whether to record each step, with one entry per layer.
       name: Key prefix in `optclip.metrics`.
 
@@ -78,9 +75,8 @@ def clip_attention_logits(
 
     Raises:
       TypeError: `update` lacks `logits`.
-      ValueError: `update` lacks `params`; `layers` does not match the parameters or
-        `logits`; or a layer normalizes queries or keys, so that scaling its weights
-        does not change its logits.
+      ValueError: `update` lacks `params`, or `layers` does not match the parameters or
+        `logits`.
 
     Guarantees:
       Updates of unclipped heads are bit-identical unless a head of their group is
@@ -90,19 +86,16 @@ def clip_attention_logits(
     References:
       Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Alg. 1.
     """
-    _validate.fraction("balance", balance)
-    _validate.flag("by_group", by_group)
     _attention_layers.check_layers(layers)
     check_record(record, name)
     rules = rules_of(Named("max_logit", max_logit), _qk_scaling.CLIP)
     engine = Engine(_qk_scaling.CLIP, rules, "leaves" if record else False, name)
-    held = Held((layers, balance))
+    held = Held(layers)
 
     def init_fn(params: PyTree) -> ClipState:
         if is_placeholder(params):
             return engine.init(params)
-        layers, _ = held.value
-        located = _attention_layers.layers_in(params, layers)
+        located = _attention_layers.layers_in(params, held.value)
         return engine.init({f.name: jnp.zeros(f.logits, jnp.float32) for f in located})
 
     def update_fn(
@@ -117,8 +110,7 @@ def clip_attention_logits(
             wanted = "the parameters, which clip_attention_logits scales"
             advice = "Pass them: tx.update(updates, state, params, logits=...)."
             raise ValueError(_validate.must_be("params", wanted, None, advice))
-        layers, balance = held.value
-        located = _attention_layers.layers_in(params, layers)
+        located = _attention_layers.layers_in(params, held.value)
         flat = _leaves.flatten(params)
         largest = _qk_scaling.logits_of(located, logits, flat.leaves)
         decision = engine.decide(largest, state, params, extra_args)
@@ -128,7 +120,7 @@ def clip_attention_logits(
         factors: dict[int, jax.Array] = {}
         for layer in located:
             by_layer[layer.name], layer_factors = _qk_scaling.factors(
-                layer, by_layer[layer.name], balance, flat.leaves, by_group=by_group
+                layer, by_layer[layer.name], flat.leaves
             )
             factors |= layer_factors
         clipped = _clipped(updates, flat, factors)

@@ -1,13 +1,20 @@
-"""Name the leaves that hold the heads of attention layers, and scope norms to heads."""
+"""Name or find the leaves that hold the heads of attention layers."""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import itertools
 
-from .._arrays import _validate
-from .._arrays._types import KeyPath, LeafLike
+import jax.numpy as jnp
+
+from .._arrays import _leaves, _validate
+from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._norms import Block
 from .._scopes import PerLeaf
+
+# The name of a layer whose query and key paths have no common start.
+_ROOT = "attention"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +57,19 @@ class Heads:
 
     def __post_init__(self) -> None:
         for name, paths in (("query", self.query), ("key", self.key)):
-            check_paths(name, paths)
-        layout = checked_layout(self.axis, self.rope, self.head_dim, self.stacked)
+            _check_paths(name, paths)
+        layout: dict[str, int | None] = {
+            "axis": _axis("axis", self.axis),
+            "rope": _validate.length("rope", self.rope, least=0),
+        }
+        if self.stacked is not None:
+            layout["stacked"] = _axis("stacked", self.stacked)
+        if self.head_dim is not None:
+            layout["head_dim"] = _validate.length("head_dim", self.head_dim)
+            if self.rope >= self.head_dim:
+                wanted = f"less than `head_dim`, {self.head_dim}"
+                advice = "Rotary entries are a part of each head."
+                raise ValueError(_validate.must_be("rope", wanted, self.rope, advice))
         for name, value in layout.items():
             object.__setattr__(self, name, value)
 
@@ -64,7 +82,7 @@ class Heads:
         return (self.key,) if isinstance(self.key, str) else self.key
 
 
-def check_paths(name: str, paths: str | tuple[str, ...]) -> None:
+def _check_paths(name: str, paths: str | tuple[str, ...]) -> None:
     """Raise unless `paths` is a path or a tuple of paths."""
     wanted = "a path such as 'attn/query/kernel', or a tuple of paths"
     each = paths if isinstance(paths, tuple) else (paths,)
@@ -74,25 +92,11 @@ def check_paths(name: str, paths: str | tuple[str, ...]) -> None:
         raise ValueError(_validate.must_be(name, wanted, paths))
 
 
-def checked_layout(
-    axis: int, rope: int, head_dim: int | None, stacked: int | None
-) -> dict[str, int | None]:
-    """Return these arguments as ints; raise unless they locate the heads of a leaf."""
-    layout: dict[str, int | None] = {"head_dim": None, "stacked": None}
-    axes = {"axis": axis} if stacked is None else {"axis": axis, "stacked": stacked}
-    for name, value in axes.items():
-        layout[name] = _validate.as_int(value)
-        if layout[name] is None:
-            raise TypeError(_validate.must_be(name, "a single int", value))
-    layout["rope"] = _validate.length("rope", rope, least=0)
-    if head_dim is None:
-        return layout
-    layout["head_dim"] = _validate.length("head_dim", head_dim)
-    if rope >= head_dim:
-        wanted = f"less than `head_dim`, {head_dim}"
-        advice = "Rotary entries are a part of each head."
-        raise ValueError(_validate.must_be("rope", wanted, rope, advice))
-    return layout
+def _axis(name: str, axis: int) -> int:
+    number = _validate.as_int(axis)
+    if number is None:
+        raise TypeError(_validate.must_be(name, "a single int", axis))
+    return number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,3 +108,139 @@ class ByHead(PerLeaf):
 
 
 BY_HEAD: ByHead = ByHead()
+
+
+def find_heads(
+    params: PyTree,
+    *,
+    query: str,
+    key: str,
+    axis: int = -2,
+    rope: int = 0,
+    head_dim: int | None = None,
+    stacked: int | None = None,
+) -> dict[str, Heads]:
+    """Find the heads of all attention layers by the paths of their projections.
+
+    Pass the result as `layers` to `clip_attention_logits`. Queries and keys are paired
+    by the longest common start of their paths, which names the layer: `"block_0/attn"`
+    for `"block_0/attn/query/kernel"` and `"block_0/attn/key/kernel"`; `"attention"` if
+    it is empty.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> kernel = {"kernel": jnp.ones((8, 2, 4))}
+      >>> params = {"block_0": {"attn": {"query": kernel, "key": kernel}}}
+      >>> layers = optclip.find_heads(params, query="query", key="key")
+      >>> print(list(layers), layers["block_0/attn"].query)
+      ['block_0/attn'] ('block_0/attn/query/kernel',)
+
+    Args:
+      params: Parameters: a pytree of arrays or `jax.ShapeDtypeStruct`.
+      query: Leaves that project to queries: the name of a module or leaf, such as
+        `"query"`, or an `fnmatch` pattern of paths, such as `"decoder/*/query/*"`.
+      key: Leaves that project to keys, in the same forms.
+      axis: Axis that counts heads. Default: -2, as in Flax.
+      rope: Rotary entries per query head that share one key (MLA). Default: 0.
+      head_dim: Entries per head if `axis` joins all heads. Default: None.
+      stacked: Axis that counts layers, as `nn.scan` stacks them. Default: None.
+
+    Returns:
+      A dict of `optclip.Heads` by layer name, in the order of the leaves.
+
+    Raises:
+      ValueError: A pattern matches nothing, or a query has no key or a key no query.
+
+    See Also:
+      `optclip.Heads` explains the last four arguments.
+
+    ========= ====================== ===================== ==========================
+    library   query                  key                   layout
+    ========= ====================== ===================== ==========================
+    Flax      `"query"`              `"key"`               the default
+    Equinox   `"query_proj"`         `"key_proj"`          `axis=0, head_dim=n`
+    Haiku     `"query"`              `"key"`               `axis=-1, head_dim=n`
+    MaxText   `"query"`              `"key"`               `stacked=1`
+    ========= ====================== ===================== ==========================
+    """
+    flat = _leaves.flatten(params)
+    paths = _leaves.names_of(flat.paths)
+    rank_of = dict(zip(paths, map(jnp.ndim, flat.leaves), strict=True))
+    queries, keys = _matches("query", query, paths), _matches("key", key, paths)
+    paths_by_layer: dict[str, tuple[list[str], list[str]]] = {}
+    for path in queries:
+        paths_by_layer.setdefault(_in_common(path, keys), ([], []))[0].append(path)
+    for path in keys:
+        paths_by_layer.setdefault(_in_common(path, queries), ([], []))[1].append(path)
+    for name, (query_paths, key_paths) in paths_by_layer.items():
+        if not query_paths or not key_paths:
+            lone = (query_paths or key_paths)[0]
+            which = "key" if query_paths else "query"
+            raise ValueError(
+                f"Each query must have a key next to it, and each key a query, got"
+                f" '{lone}' with no {which} under '{name}'. query={query!r} matches"
+                f" {listed(queries)} and key={key!r} matches {listed(keys)}. Pass"
+                " patterns that match both."
+            )
+        for side in (query_paths, key_paths):
+            _check_one_layer(name or _ROOT, side, rank_of)
+    return {
+        name or _ROOT: Heads(
+            tuple(query_paths),
+            tuple(key_paths),
+            axis=axis,
+            rope=rope,
+            head_dim=head_dim,
+            stacked=stacked,
+        )
+        for name, (query_paths, key_paths) in paths_by_layer.items()
+    }
+
+
+def _check_one_layer(name: str, paths: list[str], rank_of: dict[str, int]) -> None:
+    """Raise if the queries or the keys have several kernels, so of several layers."""
+    if len({rank_of[path] for path in paths}) < len(paths):
+        raise ValueError(
+            "Each layer must have one kernel and at most one bias for its queries, and"
+            f" for its keys, got {listed(paths)} under '{name}'. Pass narrower"
+            " patterns, call find_heads once per layer, or build optclip.Heads."
+        )
+
+
+def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:
+    wanted = "the name of a module, or a pattern of paths such as '*/query/*'"
+    _validate.kind(name, pattern, str, wanted)
+    is_path = any(sign in pattern for sign in "*?[/")
+    matching = [
+        path
+        for path in paths
+        if (
+            fnmatch.fnmatchcase(path, pattern)
+            if is_path
+            else pattern in path.split("/")
+        )
+    ]
+    if not matching:
+        advice = f"The paths are {listed(paths)}."
+        raise ValueError(
+            _validate.must_be(name, f"{wanted}, that matches a leaf", pattern, advice)
+        )
+    return matching
+
+
+def _in_common(path: str, others: list[str]) -> str:
+    """Return the longest start of a path, in whole words, that another shares."""
+    words = path.split("/")
+
+    def front(other: str) -> list[str]:
+        pairs = zip(words, other.split("/"), strict=False)
+        return [
+            a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+        ]
+
+    return "/".join(max(map(front, others), key=len))
+
+
+def listed(paths: list[str]) -> str:
+    more = f" and {len(paths) - 10} more" if len(paths) > 10 else ""
+    return f"{paths[:10]}{more}"

@@ -11,7 +11,7 @@ from jax import lax
 
 from .._arrays import _axis_names, _collectives, _leaves, _placement, _validate
 from .._arrays._batching import Batched
-from .._arrays._types import LeafLike, Number, PyTree
+from .._arrays._types import LeafLike, PyTree
 from .._clip import SCALE, Clip, Decision, coefficients_of
 from .._norms import INF
 from .._responses import Hard
@@ -109,16 +109,11 @@ def head_coefficients(decision: Decision) -> Batched:
 
 
 def factors(
-    layer: Layer,
-    coefficient: jax.Array,
-    balance: Number,
-    leaves: list[LeafLike],
-    *,
-    by_group: bool,
+    layer: Layer, coefficient: jax.Array, leaves: list[LeafLike]
 ) -> tuple[jax.Array, dict[int, jax.Array]]:
     """Return the factors of the logits of each head, and of each leaf by its index.
 
-    A key head is multiplied by its share of the smallest coefficient in its group. Each
+    A key head is multiplied by the root of the smallest coefficient in its group. Each
     query head is multiplied by the rest of its own coefficient.
     """
     grouped = coefficient.reshape(*layer.logits[:-1], layer.groups, -1)
@@ -133,9 +128,7 @@ def factors(
             )
         # `pmin` has no derivative, so its operand must be a constant.
         least = lax.pmin(lax.stop_gradient(least), apart)
-    if by_group:
-        grouped = jnp.broadcast_to(least, grouped.shape)
-    share = jnp.maximum(least, _LEAST) ** (1 - jnp.asarray(balance, least.dtype))
+    share = jnp.sqrt(jnp.maximum(least, _LEAST))
     whole = grouped.reshape(layer.logits)
     query = (grouped / share).reshape(layer.logits)
     key = jnp.squeeze(share, -1)

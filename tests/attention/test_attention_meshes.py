@@ -51,10 +51,10 @@ def assert_stepped(clipped, found, new, metrics):
     least = metrics["attention/coefficient/attn"]
     np.testing.assert_allclose(least, GAMMA.min(), rtol=1e-6)
     assert metrics["attention/norm/attn"] == np.nanmax(LARGEST)
-    MODEL.assert_clipped(PARAMS, clipped, GAMMA, 0.5)
+    MODEL.assert_clipped(PARAMS, clipped, GAMMA)
     moved = jax.tree.map(lambda x: np.float32(0.9) * x, PARAMS)
     moved["shared"] = np.asarray(new["shared"])
-    MODEL.assert_clipped(moved, new, GAMMA, 0.5, atol=1e-6)
+    MODEL.assert_clipped(moved, new, GAMMA, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -94,21 +94,19 @@ def test_clip_under_shard_map_reduces_logits_over_axes_of_the_data(place):
     assert_stepped(*mapped(local, (specs, P("data", heads)), out_specs)(PARAMS, SEEN))
 
 
-@pytest.mark.parametrize("by_group", [False, True])
-def test_clip_query_heads_split_over_one_whole_key_head_scale_it_alike(by_group):
+def test_clip_query_heads_split_over_one_whole_key_head_scale_it_alike():
     """As in tensor-parallel layers."""
     one = Model(MODEL.layout, Kind("one key head", HEADS, 1))
 
     def clip(params, largest):
         logits = {"attn": largest}
-        return clip_attention_logits(params, logits, 100.0, LAYERS, by_group=by_group)
+        return clip_attention_logits(params, logits, 100.0, LAYERS)
 
     specs = {"query": P(None, "model"), "key": P(), "shared": P()}
     split = mapped(clip, (specs, P("model")), (specs, {"attn": P("model")}))
     out, found = split(one.params(), LARGEST)
-    gamma = np.full_like(GAMMA, GAMMA.min()) if by_group else GAMMA
-    np.testing.assert_allclose(found["attn"], gamma[0], rtol=1e-6)
-    one.assert_clipped(one.params(), out, gamma, 0.5)
+    np.testing.assert_allclose(found["attn"], GAMMA[0], rtol=1e-6)
+    one.assert_clipped(one.params(), out, GAMMA)
     with pytest.raises(ValueError, match=r"split over .*\('model',\).*got 4 on"):
         split(PARAMS, LARGEST)
 
@@ -149,7 +147,7 @@ def test_rule_learns_under_shard_map():
     usable = np.where(GAMMA[0] < 1, LARGEST, np.float32(50))
     new = mapped(local, P(), P())(PARAMS, usable)
     # The second step clips by the logits of the first, which were half as large.
-    MODEL.assert_clipped(PARAMS, new, GAMMA, 0.5, atol=1e-6)
+    MODEL.assert_clipped(PARAMS, new, GAMMA, atol=1e-6)
 
 
 QUERY = np.random.default_rng(0).normal(size=(8, 5, HEADS, WIDTH)).astype(np.float32)

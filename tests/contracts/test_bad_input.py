@@ -221,7 +221,7 @@ NUMBERS = {
     ),
     "a number from 0 to 1": (
         (1.5, -1.0, math.nan, HUGE),
-        "b1 b2 balance decay floor max_shrink per_count q quantile rate skip_first",
+        "b1 b2 decay floor max_shrink per_count q quantile rate skip_first",
     ),
     "an int from 0 to 2**31 - 1": ((-1, 2**31), "ddof grace rope warmup"),
     "an int from 1 to 2**31 - 1": (
@@ -237,8 +237,7 @@ NUMBERS = {
     "a number other than NaN": ((math.nan,), "lower upper scaled.low scaled.high"),
     "True or False": (
         (1, "x", None),
-        "by_group each_leaf exclude_zeros has_aux learn_skipped log skip_spikes strict"
-        " use_loss",
+        "each_leaf exclude_zeros has_aux learn_skipped log skip_spikes strict use_loss",
     ),
 }
 # Values of another type, for the first five kinds: the others also take trees or flags.
@@ -599,7 +598,7 @@ MESSAGES = {
     "Heads.query": [
         (3, T, "`query` must be a path such as 'attn/query/kernel', or a tuple of"),
         (("a", None), T, "or a tuple of paths, got ('a', None) (tuple)"),
-        ("kernel", V, "must name leaves of the parameters, got 'kernel'. Similar"),
+        ("kernel", V, "must name leaves of the parameters, got 'kernel'. The paths"),
     ],
     "Heads.axis": [
         ("x", T, "`axis` must be a single int, got 'x' (str)"),

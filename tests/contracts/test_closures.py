@@ -102,9 +102,7 @@ TRANSFORMATIONS = {
     "use-norm": lambda: optclip.clip_by_global_norm(ONE, use_norm="norm"),
     "spectral-norms": lambda: optclip.clip_by_spectral_norm({"a": ONE}),
     "singular-values": lambda: optclip.clip_by_singular_value({"a": ONE}, mask=MASK),
-    "attention": lambda: optclip.clip_attention_logits(
-        ONE, LAYERS, balance=jnp.asarray(0.5)
-    ),
+    "attention": lambda: optclip.clip_attention_logits(ONE, LAYERS),
     "skip": lambda: optclip.skip(CLIP, max_norm={"a": ONE}, over="leaf", mask=MASK),
     "skip-by-loss": lambda: optclip.skip(CLIP, max_loss=ONE),
     "skip-by-rule": lambda: optclip.skip(CLIP, max_loss=thresholds.ema(ONE)),

@@ -36,7 +36,7 @@ def largest_logit(c):
 def heads_clipped(c):
     params = {name: jnp.ones((3, 2, 2)) for name in ("query", "key")}
     logits = {"layer": jnp.array([4.0, 0.1])}
-    return functional.clip_attention_logits(params, logits, c, LAYERS, balance=c)
+    return functional.clip_attention_logits(params, logits, c, LAYERS)
 
 
 def private_threshold(c):

@@ -129,11 +129,11 @@ class Model:
         }
 
     def clipped(
-        self, params: Any, gamma: np.ndarray, balance: float
+        self, params: Any, gamma: np.ndarray
     ) -> dict[tuple[str, str], np.ndarray]:
         """Return the parts after QK-Clip with the coefficients (layers, heads)."""
         grouped = gamma.reshape(*gamma.shape[:-1], self.kind.groups, -1)
-        key = grouped.min(-1) ** (1 - balance)
+        key = np.sqrt(grouped.min(-1))
         query = (grouped / key[..., None]).reshape(gamma.shape)
         clipped = {}
         for (name, leaf), x in self.parts(params).items():
@@ -166,11 +166,11 @@ class Model:
         return np.einsum("lhtn,lhsn->lhts", query, key) / np.sqrt(WIDTH)
 
     def assert_clipped(
-        self, params: Any, out: Any, gamma: np.ndarray, balance: float, atol: float = 0
+        self, params: Any, out: Any, gamma: np.ndarray, atol: float = 0
     ) -> None:
         """Compare weights and their logits with the formula."""
         parts = self.parts(out)
-        for part, wanted in self.clipped(params, gamma, balance).items():
+        for part, wanted in self.clipped(params, gamma).items():
             np.testing.assert_allclose(parts[part], wanted, rtol=1e-6, atol=atol)
         np.testing.assert_array_equal(out["shared"], params["shared"])
         wanted = gamma[..., None, None] * self.logits(params)
