@@ -144,7 +144,7 @@ def stable_spam(
         clip_by, for_record("norm", options), thresholds.mean_over_rms(b1, b2),
         over="leaf", response="normalize",
     )  # fmt: skip
-    reset = with_periodic_reset(first, every, warmup=0, keep=None)
+    reset = with_periodic_reset(first, every, warmup=0, keep_counts=False)
     return optax.chain(elements, leaves, reset)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,11 +10,13 @@ import optax
 from jax.typing import ArrayLike
 
 from .._arrays import _leaves, _placement, _validate
-from .._arrays._numerics import as_count, counted, promotable
-from .._arrays._types import Held, KeyPath, LeafLike, PyTree
-from .._typing import Number, PeriodicResetState
+from .._arrays._numerics import as_count, counted
+from .._arrays._types import KeyPath, LeafLike, PyTree
+from .._typing import PeriodicResetState
 from ._checks import check_state, transformation
 
+# The factor of the first update after a reset, as in SPAM.
+_FLOOR = 0.01
 _COUNTS = (
     "count",
     "clip_step",
@@ -32,13 +33,12 @@ def with_periodic_reset(
     every: int = 500,
     *,
     warmup: int = 150,
-    floor: Number = 0.01,
-    keep: Callable[[str], bool] | str | None = "counts",
+    keep_counts: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Reset an optimizer's state before every `every`-th update, then warm up again.
 
     Update k after a reset (k = 0, 1, ...) is multiplied by a factor that rises from
-    `floor` to 1: `1 - (1 - floor) * (1 + cos(pi * k / (warmup + 1))) / 2`.
+    0.01 to 1: `1 - 0.99 * (1 + cos(pi * k / (warmup + 1))) / 2`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -59,11 +59,9 @@ def with_periodic_reset(
       inner: The optimizer to wrap, or a part of one.
       every: Number of updates per period, a positive int; the first has `every - 1`.
       warmup: Number of scaled updates after each reset; 0 for none.
-      floor: Factor of the first update after a reset, from 0 to 1.
-      keep: State leaves to preserve: a function of a leaf's path, or None for none. The
-        default `"counts"` preserves clipping records and fields named `count`, so that
-        schedules and Adam's bias correction continue, but not the values of
-        `optax.inject_hyperparams`.
+      keep_counts: Whether to preserve clipping records and fields named `count`, so
+        that schedules and Adam's bias correction continue. Values of
+        `optax.inject_hyperparams` are always reset. Default: True.
 
     Returns:
       A transformation. A reset restores `inner.init(params)`, or `inner.init(updates)`
@@ -76,11 +74,7 @@ def with_periodic_reset(
     wrapped = transformation("inner", inner)
     every = _validate.length("every", every)
     warmup = _validate.length("warmup", warmup, least=0)
-    _validate.fraction("floor", floor)
-    if keep not in ("counts", None):
-        wanted = "a function of a state leaf's path, 'counts' or None"
-        _validate.kind("keep", keep, Callable, wanted)
-    lowest = Held(floor)
+    _validate.flag("keep_counts", keep_counts)
 
     def init_fn(params: PyTree) -> PeriodicResetState:
         return PeriodicResetState(jnp.zeros((), jnp.int32), wrapped.init(params))
@@ -92,13 +86,11 @@ def with_periodic_reset(
         number = as_count(state.reset_step) + 1
         phase = number % every
         blank = wrapped.init(updates if params is None else params)
-        before = _reset_if(phase == 0, state.reset_inner, blank, keep)
+        before = _reset_if(phase == 0, state.reset_inner, blank, keep_counts)
         inner_updates, inner_state = wrapped.update(
             updates, before, params, **extra_args
         )
-        factor = jnp.where(
-            number < every, 1.0, _warmup_factor(phase, warmup, lowest.value)
-        )
+        factor = jnp.where(number < every, 1.0, _warmup_factor(phase, warmup))
         step = counted(state.reset_step)
         return _scaled(inner_updates, factor), PeriodicResetState(step, inner_state)
 
@@ -106,16 +98,12 @@ def with_periodic_reset(
 
 
 def _reset_if(
-    is_due: jax.Array,
-    state: PyTree,
-    blank: PyTree,
-    keep: Callable[[str], bool] | str | None,
+    is_due: jax.Array, state: PyTree, blank: PyTree, keep_counts: bool
 ) -> PyTree:
-    """Return the blank state if a reset is due, except the preserved leaves."""
+    """Return the blank state if a reset is due, except the preserved counts."""
 
     def choose(path: KeyPath, old: ArrayLike, new: ArrayLike) -> ArrayLike:
-        stays = callable(keep) and keep(_leaves.path_str(path))
-        if stays or (keep == "counts" and _is_count(path)):
+        if keep_counts and _is_count(path):
             return old
         return _placement.computed(
             lambda old, new: jnp.where(is_due, new, old), old, new
@@ -130,10 +118,10 @@ def _is_count(path: KeyPath) -> bool:
     return any(key.name in _COUNTS for key in fields)
 
 
-def _warmup_factor(phase: jax.Array, warmup: int, floor: Number) -> jax.Array:
+def _warmup_factor(phase: jax.Array, warmup: int) -> jax.Array:
     """Return the factor of the update `phase` steps after a reset."""
     angle = jnp.pi * phase.astype(jnp.float32) / (warmup + 1)
-    cosine = 1 - (1 - promotable(floor)) * (1 + jnp.cos(angle)) / 2
+    cosine = 1 - (1 - _FLOOR) * (1 + jnp.cos(angle)) / 2
     return jnp.where(phase < warmup, cosine, 1.0)
 
 

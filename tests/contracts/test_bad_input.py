@@ -221,7 +221,7 @@ NUMBERS = {
     ),
     "a number from 0 to 1": (
         (1.5, -1.0, math.nan, HUGE),
-        "b1 b2 decay floor max_shrink per_count q quantile rate skip_first",
+        "b1 b2 decay max_shrink per_count q quantile rate skip_first",
     ),
     "an int from 0 to 2**31 - 1": ((-1, 2**31), "ddof grace rope warmup"),
     "an int from 1 to 2**31 - 1": (
@@ -237,7 +237,8 @@ NUMBERS = {
     "a number other than NaN": ((math.nan,), "lower upper scaled.low scaled.high"),
     "True or False": (
         (1, "x", None),
-        "each_leaf exclude_zeros has_aux learn_skipped log skip_spikes strict use_loss",
+        "each_leaf exclude_zeros has_aux keep_counts learn_skipped log skip_spikes strict"
+        " use_loss",
     ),
 }
 # Values of another type, for the first five kinds: the others also take trees or flags.
@@ -260,7 +261,7 @@ ROUTED = [
         (1.5, V, "`{p}` must be a number from 0 to 1, got 1.5"),
         "clip_cotangent.relative",
     ),
-    (NO_FUNCTION, "function keep stacked transposed units.axis recipes.agc.axis"),
+    (NO_FUNCTION, "function stacked transposed units.axis recipes.agc.axis"),
     (UNKNOWN, "clip method mode nonfinite part reduce start"),
     (AXIS, "axis"),
     (HEAD_AXIS, "Heads.axis find_heads.axis Heads.stacked find_heads.stacked"),

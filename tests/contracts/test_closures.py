@@ -107,7 +107,7 @@ TRANSFORMATIONS = {
     "skip-by-loss": lambda: optclip.skip(CLIP, max_loss=ONE),
     "skip-by-rule": lambda: optclip.skip(CLIP, max_loss=thresholds.ema(ONE)),
     "error-feedback": lambda: optclip.with_error_feedback(CLIP),
-    "periodic-reset": lambda: optclip.with_periodic_reset(CLIP, floor=0.5 * ONE),
+    "periodic-reset": lambda: optclip.with_periodic_reset(CLIP),
     "constrain": lambda: optclip.constrain(optax.sgd(0.1), CLIP),
     "after": lambda: optclip.clip_after(optax.sgd(0.1), CLIP),
     "before": lambda: optclip.clip_before(optax.sgd(0.1), CLIP),

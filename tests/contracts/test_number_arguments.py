@@ -59,7 +59,6 @@ FLOATS = {
     "band": lambda c: functional.clip_by(
         TREE, 2.0, over="leaf", response=responses.band(c, min_norm=c, max_shrink=c)
     ),
-    "floor": lambda c: update(optclip.with_periodic_reset(SGD, 1, warmup=2, floor=c)),
     "acclip": lambda c: update(recipes.acclip(c, c, 1.0, c)),
     "sclip": lambda c: update(recipes.sclip(c, c)),
     "stable_adamw": lambda c: update(recipes.stable_adamw(c, c, c, c)),
