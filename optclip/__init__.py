@@ -54,10 +54,9 @@ from ._attention._heads import Heads, find_heads
 from ._cotangents._clip_cotangent import clip_cotangent
 from ._cotangents._probe import cotangent_probe
 from ._explain._explain import explain
-from ._explain._explanation import Explanation
 from ._monitor._history import history
 from ._monitor._metrics import metrics
-from ._monitor._suggest import Suggestion, suggest
+from ._monitor._suggest import suggest
 from ._monitor._summary import summary
 from ._scopes._groups import groups, layers
 from ._scopes._scope import axes, units
@@ -88,9 +87,7 @@ __version__ = "0.1.0"
 
 
 __all__ = [
-    "Explanation",
     "Heads",
-    "Suggestion",
     "axes",
     "by_path",
     "carry_over",

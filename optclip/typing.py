@@ -19,6 +19,7 @@ name                 meaning
 `History`            the output of `optclip.metrics` over the steps
 `ClipOptions`        options that recipes pass to `clip_by`; `MomentClipOptions` lacks
                      `eps`; `SkipOptions` of `skip`
+`Explanation`        the result of `explain`; `Suggestion` of `suggest`
 `PyTree`             any pytree
 `ClipState`          the state of a transformation, with its `ClipRecord`
 `CotangentRecord`    the record of `clip_cotangent` in a backward pass
@@ -51,6 +52,8 @@ from ._arrays._types import (
     Record,
     Relative,
 )
+from ._explain._explanation import Explanation
+from ._monitor._suggest import Suggestion
 from ._norms._norm import NormLike
 from ._responses._response_argument import ResponseLike
 from ._scopes._scope import ScopeLike
@@ -78,6 +81,7 @@ __all__ = [
     "ConstrainState",
     "CotangentRecord",
     "ErrorFeedbackState",
+    "Explanation",
     "History",
     "HistoryState",
     "Labels",
@@ -96,6 +100,7 @@ __all__ = [
     "SkipOptions",
     "SkipRecord",
     "SkipState",
+    "Suggestion",
     "Threshold",
     "ThresholdTree",
 ]

@@ -35,7 +35,7 @@ from tests.support.running_rules import UserRule
 
 # Made by the library, abstract, or without arguments.
 NOT_CALLED = {
-    "Explanation", "Suggestion", "per_example.ClippedGrad",
+    "per_example.ClippedGrad",
     "per_example.ExampleInfo", "per_example.QuantileState",
     "Proportional", "Tanh", "Drop", "Seen", "Response", "Rule", "Scope",
 }  # fmt: skip

@@ -36,7 +36,7 @@ def step_of(seed=0):
 def test_nothing_stands_out_in_ordinary_step():
     params, batch = step_of()
     found = optclip.explain(model_losses, params, *batch, top=2)
-    assert isinstance(found, optclip.Explanation)
+    assert isinstance(found, optclip.typing.Explanation)
     assert found.findings == []
     assert str(found).startswith("Nothing stands out")
     assert "embed" in str(found)

@@ -33,7 +33,7 @@ def test_suggest_clips_within_a_fifth_of_the_requested_rate(kind, rate):
     assert suggestion.max_norm == printed
     assert suggestion.rate == clipped
     assert suggestion.steps == 900
-    assert isinstance(suggestion, optclip.Suggestion)
+    assert isinstance(suggestion, optclip.typing.Suggestion)
     assert "of 900 steps (first 100 skipped)" in str(suggestion)
 
 

@@ -526,8 +526,6 @@ OTHER_NAMES = {
     "find_heads": "test_heads.py",
     "singular_values": "test_matrices.py",
     "matrices": "test_matrices.py",
-    "Suggestion": "test_suggest.py",
-    "Explanation": "test_explain.py",
     "explain": "test_explain.py",
     "clip_after": "test_wrappers.py",
     "clip_before": "test_wrappers.py",
