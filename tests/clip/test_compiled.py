@@ -77,7 +77,9 @@ def test_clip_by_norm_makes_no_copy(axis):
     assert room_of(program) <= ROOM * num_bytes(tree)
 
 
-@pytest.mark.parametrize("bounds", [{"limit": 1.0}, {"lower": -1.0, "upper": 2.0}])
+@pytest.mark.parametrize(
+    "bounds", [{"lower": -1.0, "upper": 2.0}, *[{"limit": 1.0}] * covering.full]
+)
 def test_clip_by_value_with_record_of_donated_leaves_makes_no_copy(bounds):
     tree, tx = some_leaves("float32"), optclip.clip_by_value(**bounds)
     program = compiled(tx.update, tree, jax.eval_shape(tx.init, tree), donated=(0, 1))

@@ -307,7 +307,7 @@ def test_maximum_of_large_array_with_nan_is_nan():
         assert np.isnan(MAXIMA["norm"](matrix(place)))
 
 
-@pytest.mark.parametrize("mode", ["auto", "shard_map"])
+@pytest.mark.parametrize("mode", ["shard_map", *["auto"] * covering.full])
 def test_maximum_over_devices_with_nan_is_nan(mode):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     names = ["norm", "norm of order 3", "rows", "newton_schulz", "elements"]

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 import optclip
 from optclip import per_example
 from optclip.per_example import QuantileThreshold, clipped_grad, norms
-from tests.support import meshes
+from tests.support import covering, meshes
 from tests.support.helpers import assert_close, quick_jit
 
 BATCH = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
@@ -65,11 +65,10 @@ def sharded(mesh, specs):
 @pytest.mark.parametrize(
     ("shape", "size", "method"),
     [
-        ("8", None, "ghost"),
         ("8", 6, "vmap"),
-        ("2x4", 4, "vmap"),
         ("2x4", 6, "ghost"),
-    ],
+    ]
+    + [("8", None, "ghost"), ("2x4", 4, "vmap")] * covering.full,
     ids=str,
 )
 def test_clipped_grad_under_jit_equals_one_device(shape, size, method):
@@ -131,7 +130,7 @@ def test_quantile_threshold_in_shard_map_without_padding_equals_one_device():
 
 @pytest.mark.parametrize(
     ("size", "method", "is_padded"),
-    [(None, "vmap", True), (8, "vmap", True), (6, "vmap", False)],
+    [(8, "vmap", True), (6, "vmap", False)] + [(None, "vmap", True)] * covering.full,
 )
 def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, is_padded):
     mesh = meshes.mesh_of("8", "explicit")

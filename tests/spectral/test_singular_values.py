@@ -12,11 +12,12 @@ from jax.experimental import checkify
 import optclip
 from optclip import functional as F
 from optclip import responses
-from tests.support import helpers, oracles
+from tests.support import covering, helpers, oracles
 from tests.support.matrices import matrix
 from tests.support.registry import square_root_capper
 
-SHAPES = [(24, 40), (40, 24), (24, 24), (1, 40), (40, 1), (2, 3)]
+SHAPES = [(24, 40), (40, 24), (1, 40), (2, 3)]
+SHAPES += [(24, 24), (40, 1)] * covering.full
 SCALES = [1.0, 1e-15, 1e15, 1e-6, 1e6, 3e-3]
 COEFFICIENTS = {"hard": oracles.hard, "smooth": oracles.smooth}
 METHODS = ("eigh", "newton_schulz")

@@ -10,6 +10,7 @@ import pytest
 
 import optclip
 from optclip import thresholds
+from tests.support import covering
 from tests.support.steps import over_steps
 
 T = thresholds
@@ -43,10 +44,12 @@ SCOPES = {
     "element": "element",
     "elements of a leaf": "element",
 }
+# Rules with a mean, a window, a mean and a variance, and zeros.
+BY_SLICE = ("ema", "quantile", "zscore", "previous_norm")
 OF_ELEMENTS = ("ema_of_max", "moment", "second_moment")
 CASES = [
     *((rule, "leaf") for rule in RULES if rule not in OF_ELEMENTS),
-    *((rule, "slice") for rule in RULES if rule not in OF_ELEMENTS and "," not in rule),
+    *((rule, "slice") for rule in RULES if rule in BY_SLICE or covering.full),
     *((rule, "element") for rule in ("ema", "moment", "second_moment")),
     ("ema_of_max", "elements of a leaf"),
 ]

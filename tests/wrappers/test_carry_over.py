@@ -1,5 +1,7 @@
 """Test states moved to other leaves and other optimizers, against unbroken runs."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -18,8 +20,13 @@ def grads_at(step, names):
     return {k: np.float32(tree[k]) for k in names}
 
 
+@functools.cache
+def compiled(tx):
+    return helpers.quick_jit(tx.update)
+
+
 def run(tx, state, names, steps):
-    update = helpers.quick_jit(tx.update)
+    update = compiled(tx)
     for step in steps:
         tree = grads_at(step, names)
         updates, state = update(tree, state, tree, value=np.float32(step))

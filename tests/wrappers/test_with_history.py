@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 import optclip
 from optclip import plot, thresholds
-from tests.support import helpers
+from tests.support import covering, helpers
 from tests.support.steps import metrics_of, over_steps, scanned, unstacked
 
 PARAMS = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(3)}
@@ -224,7 +224,8 @@ def test_wrong_use_raises():
 
 def test_donated_rows_are_not_copied():
     """Neither around `skip` nor inside of it, nor in a loop."""
-    for tx in (KEPT, optclip.skip(optclip.with_history(CLIP, steps=4), max_norm=9.0)):
+    inside = optclip.skip(optclip.with_history(CLIP, steps=4), max_norm=9.0)
+    for i, tx in enumerate((KEPT, inside)):
         state = jax.eval_shape(tx.init, PARAMS)
         (rows,) = (x for x in jax.tree.leaves(state) if x.ndim == 2 and len(x) == 4)
         shape = f"f32[{rows.shape[0]},{rows.shape[1]}]"
@@ -235,7 +236,7 @@ def test_donated_rows_are_not_copied():
 
             return jax.lax.scan(body, state, length=3)[0]
 
-        for function in (tx.update, loop):
+        for function in covering.rotated((tx.update, loop), i):
             step = helpers.optimized_jit(function, donate_argnums=1)
             text = step.lower(PARAMS, state).compile().as_text()
             assert shape in text
