@@ -5,7 +5,7 @@ import re
 import numpy as np
 import optax
 
-from docs.plots_and_tables.comparison import page
+from docs.plots_and_tables import comparison
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
@@ -14,7 +14,7 @@ def test_comparison_table_matches_run():
     """The column of optax is compared if the page names the installed version."""
     tables = [
         [line.split("|") for line in table.splitlines()]
-        for table in (page.current_table(), page.new_table())
+        for table in (comparison.current_table(), comparison.new_table())
     ]
     same_optax = f" optax {optax.__version__} " in tables[0][0]
     for cells, expected in zip(*tables, strict=True):

@@ -1,1 +1,0 @@
-"""Run optax and optclip on inputs for which optax fails or is silently wrong."""
