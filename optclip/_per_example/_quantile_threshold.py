@@ -76,13 +76,9 @@ class QuantileThreshold:
         actual number, which is sensitive.
       min_value: Lower limit of C, a normal float32. Default: 1e-10.
       max_value: Upper limit of C, a float32 of at least `min_value`. Default: 1e10.
-      exclude_zeros: Whether examples of norm 0 are not counted. Default: False, which
-        `count_noise` requires. Pass True if many examples have no gradient, as with a
-        hinge loss: with more than `quantile` of them, C would fall to `min_value`.
 
     Raises:
-      ValueError: `max_value < min_value`, `init_value` is outside the limits, or
-        `exclude_zeros` is combined with `count_noise`.
+      ValueError: `max_value < min_value`, or `init_value` is outside the limits.
 
     Guarantees:
       NaN and inf norms count as above the threshold; padding is not counted. A batch
@@ -104,23 +100,29 @@ class QuantileThreshold:
     expected_batch_size: float | None = None
     min_value: float = 1e-10
     max_value: float = 1e10
-    exclude_zeros: bool = False
 
     def __post_init__(self) -> None:
         _validate.fraction("quantile", self.quantile)
         _validate.plain("learning_rate", self.learning_rate, above=True)
+        _validate.plain("count_noise", self.count_noise)
+        least, most = self.min_value, self.max_value
+        for name, value in (("min_value", least), ("max_value", most)):
+            _validate.plain(name, value, above=True)
+            if _is_above(_TINY, value) or _is_above(value, _LARGEST):
+                wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
+                advice = "The threshold could not leave 0 or inf."
+                raise ValueError(_validate.must_be(name, wanted, value, advice))
+        if _is_above(least, most):
+            wanted = f"at least `min_value`, {least}"
+            raise ValueError(_validate.must_be("max_value", wanted, most))
         if isinstance(self.init_value, dict) and not self.init_value:
             wanted = "a number above 0, or a dict of these by label"
             raise ValueError(_validate.must_be("init_value", wanted, self.init_value))
-        for value in self._by_label(self.init_value).values():
+        for value in self._init_values:
             _validate.plain("init_value", value, above=True)
-        _validate.plain("count_noise", self.count_noise)
-        self._check_limits()
-        _validate.flag("exclude_zeros", self.exclude_zeros)
-        if self.exclude_zeros and self.count_noise:
-            wanted = "False with `count_noise`"
-            advice = "The private count covers every example."
-            raise ValueError(_validate.must_be("exclude_zeros", wanted, True, advice))
+            if _is_above(least, value) or _is_above(value, most):
+                wanted = f"from `min_value` to `max_value`, {least} to {most}"
+                raise ValueError(_validate.must_be("init_value", wanted, value))
         size = self.expected_batch_size
         if size is not None:
             _validate.plain("expected_batch_size", size, above=True)
@@ -131,41 +133,15 @@ class QuantileThreshold:
                 _validate.must_be("expected_batch_size", wanted, size, advice)
             )
 
-    def _check_limits(self) -> None:
-        limits = self.min_value, self.max_value
-        for name, value in zip(("min_value", "max_value"), limits, strict=True):
-            _validate.plain(name, value, above=True)
-            known = _validate.concrete(value)
-            if known is not None and not _TINY <= float(known) <= _LARGEST:
-                wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
-                advice = "The threshold could not leave 0 or inf."
-                raise ValueError(_validate.must_be(name, wanted, value, advice))
-        least, most = limits
-        if _is_above(least, most):
-            wanted = f"at least `min_value`, {least}"
-            raise ValueError(_validate.must_be("max_value", wanted, most))
-        for value in self._by_label(self.init_value).values():
-            if _is_above(least, value) or _is_above(value, most):
-                wanted = f"from `min_value` to `max_value`, {least} to {most}"
-                raise ValueError(_validate.must_be("init_value", wanted, value))
-
-    def _by_label(self, values: Any) -> dict[Any, Any]:
-        """Return values by label, or one value by None."""
-        return values if isinstance(self.init_value, dict) else {None: values}
-
     @property
-    def _labels(self) -> set[Any]:
-        return {*self._by_label(self.init_value)}
-
-    def _shaped(self, by_label: dict[Any, Any]) -> Any:
-        return by_label if isinstance(self.init_value, dict) else by_label[None]
+    def _init_values(self) -> list[Any]:
+        init = self.init_value
+        return [*init.values()] if isinstance(init, dict) else [init]
 
     def init(self) -> QuantileState:
         """Return the state before the first step."""
-        values = self._by_label(self.init_value)
-        thresholds = {k: jnp.asarray(x, jnp.float32) for k, x in values.items()}
-        fractions = {k: jnp.asarray(self.quantile, jnp.float32) for k in values}
-        return QuantileState(self._shaped(thresholds), self._shaped(fractions))
+        values = self.init_value, jax.tree.map(lambda _: self.quantile, self.init_value)
+        return QuantileState(*jax.tree.map(lambda x: jnp.asarray(x, "float32"), values))
 
     def update(
         self,
@@ -188,16 +164,16 @@ class QuantileThreshold:
         if (key is None) == bool(self.count_noise):
             wanted = "a PRNG key with `count_noise`, and None without"
             raise ValueError(_validate.must_be("key", wanted, key))
-        norms, old = self._by_label(info.norms), self._by_label(state.threshold)
-        keys: Any = [key]
-        if key is not None and len(old) > 1:
-            keys = jax.random.split(key, len(old))
-        pairs = {
-            label: self._after(old[label], norms[label], info.padding, one_key)
-            for label, one_key in zip(sorted(old), keys, strict=True)
-        }
-        columns = ({k: pair[i] for k, pair in pairs.items()} for i in (0, 1))
-        new = QuantileState(*(self._shaped(column) for column in columns))
+        thresholds, treedef = jax.tree.flatten(state.threshold)
+        keys: Any = [key] * len(thresholds)
+        if key is not None and len(thresholds) > 1:
+            keys = jax.random.split(key, len(thresholds))
+        groups = zip(thresholds, treedef.flatten_up_to(info.norms), keys, strict=True)
+        pairs = [
+            self._after(threshold, norms, info.padding, one_key)
+            for threshold, norms, one_key in groups
+        ]
+        new = QuantileState(*map(treedef.unflatten, zip(*pairs, strict=True)))
         # Hyperparameters of float64 must not change the dtypes of the state.
         return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), new, state)
 
@@ -207,10 +183,9 @@ class QuantileThreshold:
             labels = sorted(self.init_value)
             wanted = f"an ExampleInfo over groups, with the labels {labels}"
         norms = getattr(info, "norms", None)
-        by_label = norms if isinstance(norms, dict) else {None: norms}
-        are_valid = isinstance(info, ExampleInfo) and {*by_label} == self._labels
-        are_rows = all(getattr(x, "ndim", 0) == 1 for x in by_label.values())
-        if not are_valid or not are_rows:
+        has_groups = jax.tree.structure(norms) == jax.tree.structure(self.init_value)
+        are_rows = all(getattr(x, "ndim", 0) == 1 for x in jax.tree.leaves(norms))
+        if not (isinstance(info, ExampleInfo) and has_groups and are_rows):
             raise TypeError(_validate.must_be("info", wanted, info))
 
     def _after(
@@ -222,8 +197,6 @@ class QuantileThreshold:
     ) -> tuple[jax.Array, jax.Array]:
         """Return the threshold and the fraction of one group after a step."""
         live = _placement.varying_as(~padding, norms)
-        if self.exclude_zeros:
-            live = live & (norms != 0)
         below = live & (norms <= threshold)
         half = 0.5 * live.astype(jnp.float32)
         total = jnp.sum(below.astype(jnp.float32) - half)
@@ -279,7 +252,7 @@ class QuantileThreshold:
         _validate.choice("relation", relation, relations)
         # One example changes the count of each group by this much.
         moves = 0.5 if relation == "add_or_remove" else 1.0
-        moves *= math.sqrt(len(self._labels))
+        moves *= math.sqrt(len(self._init_values))
         z, noise = float(np.asarray(total)), float(self.count_noise)
         if noise <= moves * z:
             wanted = f"above {moves} times the noise multiplier, {moves * z}"

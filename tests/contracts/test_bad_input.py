@@ -237,8 +237,7 @@ NUMBERS = {
     "a number other than NaN": ((math.nan,), "lower upper scaled.low scaled.high"),
     "True or False": (
         (1, "x", None),
-        "each_leaf exclude_zeros has_aux keep_counts learn_skipped log skip_spikes strict"
-        " use_loss",
+        "each_leaf has_aux keep_counts learn_skipped log skip_spikes strict use_loss",
     ),
 }
 # Values of another type, for the first five kinds: the others also take trees or flags.

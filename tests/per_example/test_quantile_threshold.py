@@ -104,22 +104,11 @@ def test_quantile_threshold_outside_limits_recovers(old, limit):
     np.testing.assert_allclose(state.threshold, expected, rtol=1e-6)
 
 
-def test_quantile_threshold_exclude_zeros_counts_other_examples():
-    norms = np.array([0.0, 0.0, 0.0, 0.5, 2.0, np.nan, np.inf])
-    rule = QuantileThreshold(init_value=1.0, exclude_zeros=True)
-    state = one_step(rule, norms)
-    np.testing.assert_allclose(state.fraction, 1 / 4, rtol=1e-6)
-    np.testing.assert_allclose(state.threshold, moved(norms[3:], 1.0), rtol=1e-6)
-    np.testing.assert_allclose(one_step(rule, np.zeros(3)).threshold, 1.0, rtol=1e-6)
-
-
 def test_quantile_threshold_private_count_covers_every_example():
     """Zero and non-finite norms: leaving them out would depend on the data."""
     rule = QuantileThreshold(count_noise=1e-6, expected_batch_size=4, init_value=1.0)
     state = one_step(rule, [0.0, np.nan, np.inf, 0.0], None, jax.random.key(0))
     np.testing.assert_allclose(state.fraction, 0.5, rtol=1e-5)
-    with pytest.raises(ValueError, match="`exclude_zeros` must be False with"):
-        QuantileThreshold(count_noise=1.0, expected_batch_size=4, exclude_zeros=True)
 
 
 def test_quantile_threshold_divides_noisy_count_by_expected_size():
@@ -170,6 +159,15 @@ def test_quantile_threshold_of_groups_counts_each_with_own_noise():
     for k, old in first.items():
         exact = old * np.exp(-0.2 * (np.float64(state.fraction[k]) - 0.5))
         np.testing.assert_allclose(state.threshold[k], min(exact, 3.1), rtol=1e-6)
+
+
+def test_quantile_threshold_of_groups_without_noise_equals_formula():
+    rule = QuantileThreshold(init_value={"a": 1.0, "b": 3.0})
+    norms = {"a": jnp.array([0.5, 2.0, 2.0]), "b": jnp.array([2.0, 2.0, 1.0])}
+    state = rule.update(rule.init(), info_of(np.ones(3))._replace(norms=norms))
+    for k, old in rule.init_value.items():
+        expected = moved(np.asarray(norms[k]), old)
+        np.testing.assert_allclose(state.threshold[k], expected, rtol=1e-6)
 
 
 def test_noise_multiplier_splits_budget_over_groups():
