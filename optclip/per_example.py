@@ -10,10 +10,9 @@
 Noise, sampling and accounting are left to other libraries, such as `jax_privacy`.
 """
 
-from ._per_example._clipped_grad import ClippedGrad, clipped_grad
+from ._per_example._clip_then_sum import ExampleInfo
+from ._per_example._clipped_grad import ClippedGrad, clipped_grad, norms
 from ._per_example._clipped_sum import aggregate, clipped_sum
-from ._per_example._example_norms import norms
-from ._per_example._info import ExampleInfo
 from ._per_example._quantile_threshold import QuantileState, QuantileThreshold
 
 __all__ = [

@@ -1,26 +1,28 @@
-"""Clip the gradient of a loss per example, and sum over the batch."""
+"""Clip or measure the gradient of a loss per example."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
-from .._arrays import _leaves, _placement, _validate
+from .._arrays import _axis_names, _leaves, _placement, _validate
 from .._arrays._call_errors import explains_call
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
-from . import _clip_then_sum, _method
-from ._bound import Relation, bound_of, check_floats
-from ._clip_then_sum import Reduce
+from . import _clip_then_sum
+from ._bound import Bound, Relation, bound_of, check_floats
+from ._clip_then_sum import ExampleInfo, Reduce
 from ._example_gradients import Source, check_placed, check_together, with_weights
-from ._info import ExampleInfo
 from ._loss import Loss, apart
-from ._method import METHODS, Method
 from ._microbatches import batch_size
 from ._responses import ExampleResponse
+
+Method = Literal["vmap", "ghost"]
+METHODS = ("vmap", "ghost")
 
 # Flax NNX modules with Dropout contain PRNG keys and counters. Without copy=True, Flax
 # rejects the update of a counter inside the gradient's trace.
@@ -84,8 +86,8 @@ class ClippedGrad:
           ValueError: `weights` is passed without `max_weight`, or missing with it.
         """
         self.bound.check_weights(weights)
-        source = source_of(self.loss, args, self.microbatch_size, self.method)
-        is_ghost = _method.is_ghost(source, self.bound, self.method)
+        source = _source_of(self.loss, args, self.microbatch_size, self.method)
+        is_ghost = _is_ghost(source, self.bound, self.method)
         grads, info = _clip_then_sum.clipped(
             with_weights(source, weights), self.bound, padding,
             self.microbatch_size, self.reduce, is_ghost=is_ghost,
@@ -224,7 +226,7 @@ def clipped_grad(
     return ClippedGrad(checked, bound, microbatch_size, reduce, method)
 
 
-def source_of(
+def _source_of(
     loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
 ) -> Source:
     """Return the per-example gradients of a loss at these arguments."""
@@ -249,3 +251,90 @@ def source_of(
         return value, aux, grads
 
     return Source(gradient, examples, split, axes, of_one, params)
+
+
+def norms(
+    loss: Callable[..., Any],
+    *,
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | tuple[int, ...] = 1,
+    microbatch_size: int | None = None,
+    method: Method = "vmap",
+    over: ScopeLike = "tree",
+) -> Callable[..., tuple[jax.Array, PyTree]]:
+    """Measure the gradient norm of each example, without clipping.
+
+    Useful for the gradient noise scale, data pruning and thresholds. The norms are
+    sensitive.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> loss = lambda w, example: jnp.sum(w * example)
+      >>> f = optclip.per_example.norms(loss)
+      >>> values, norms = f(jnp.ones(2), jnp.array([[3.0, 4.0], [0.3, 0.4]]))
+      >>> print(norms)
+      [5.  0.5]
+
+    Args:
+      loss: Loss of one example, `loss(params, example)`, without a batch axis.
+      argnums: Argument or arguments to differentiate with respect to. Default: 0.
+      has_aux: Whether the loss returns `(value, aux)`; aux is discarded. Default:
+        False.
+      batch_argnums: Argument or arguments with a leading batch axis. Default: 1.
+      microbatch_size: Number of examples differentiated at a time. Default: None, all.
+      method: `"vmap"` (default) computes each gradient, `"ghost"` only its norm.
+      over: Leaves that share a norm: `"tree"` (default), `"leaf"` or
+        `optclip.groups(...)`.
+
+    Returns:
+      A function of the loss's arguments, and optionally of `padding`, that returns the
+      values `(batch,)` and the norms: `(batch,)`, or a dict or tree of these for groups
+      or leaves.
+    """
+    size = _clip_then_sum.size_of(microbatch_size)
+    _validate.choice("method", method, METHODS)
+    bound = bound_of(0.0, over, "hard", "zero", False, 1.0)
+    checked = Loss(loss, argnums, batch_argnums, has_aux)
+
+    def measured(
+        *args: Any, padding: jax.Array | None = None
+    ) -> tuple[jax.Array, PyTree]:
+        source = _source_of(checked, args, size, method)
+        is_ghost = _is_ghost(source, bound, method)
+        return _clip_then_sum.measured(source, bound, padding, size, is_ghost=is_ghost)
+
+    return measured
+
+
+def _is_ghost(source: Source, bound: Bound, method: str) -> bool:
+    """Return whether to compute norms without gradients; raise if unsupported."""
+    if method == "vmap":
+        return False
+    if why := _unsupported(source, bound):
+        raise ValueError(why)
+    # Without examples there is nothing to trace.
+    return batch_size(source.examples) > 0
+
+
+def _unsupported(source: Source, bound: Bound) -> str:
+    """Return the error message if `"ghost"` is unsupported, else an empty string."""
+    if any(map(jnp.iscomplexobj, jax.tree.leaves(source.params))):
+        return (
+            "method='ghost' does not support complex parameters. Use method='vmap', or"
+            " pass real and imaginary parts as two leaves."
+        )
+    arrays = jax.tree.leaves((source.params, source.examples))
+    kinds = [jax.typeof(jnp.asarray(x)) for x in arrays]
+    if any(_axis_names.varying(kind) - {*source.axes} for kind in kinds):
+        return (
+            "method='ghost' does not support parameters that are split inside"
+            " shard_map. Use method='vmap', or jax.jit without shard_map."
+        )
+    # Only Explicit axes are part of an array's type.
+    if any(any(kind.sharding.spec) for kind in kinds):
+        return (
+            "method='ghost' does not support arrays that are split over Explicit mesh"
+            " axes. Use method='vmap', or Auto axes."
+        )
+    return _clip_then_sum.unsupported(bound)

@@ -14,8 +14,8 @@ from .._arrays._types import Held, Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum
 from ._bound import bound_of, check_floats
+from ._clip_then_sum import ExampleInfo
 from ._example_gradients import Source, check_together, check_whole, with_weights
-from ._info import ExampleInfo
 from ._responses import ExampleResponse
 
 

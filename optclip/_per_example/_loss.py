@@ -14,7 +14,7 @@ from jax import lax
 from .._arrays import _axis_names, _leaves, _validate
 from .._arrays._axis_names import Axes
 from .._arrays._types import PyTree
-from . import _jaxprs
+from ._ghost._plan import collectives
 from ._microbatches import batch_size
 
 
@@ -152,10 +152,10 @@ def _check_separate(
     # Trace one example, because jax 0.8.3 lacks psum in a vmap inside shard_map.
     one = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
     backward = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, one)
-    if collectives := _jaxprs.collectives(backward.jaxpr, axes):
+    if combining := collectives(backward.jaxpr, axes):
         raise ValueError(
             "The loss must not combine examples of different devices, got"
-            f" `{collectives[0]}` over the mesh axes {_sorted(axes)}, which makes the"
+            f" `{combining[0]}` over the mesh axes {_sorted(axes)}, which makes the"
             " gradient of one example depend on others. Remove it; for"
             " clip_cotangent, pass axis_name=()."
         )

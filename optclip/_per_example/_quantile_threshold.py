@@ -15,7 +15,7 @@ from .._arrays import _collectives, _placement, _validate
 from .._arrays._numerics import as_like, promotable
 from .._arrays._types import Number, PyTree
 from ._bound import Relation
-from ._info import ExampleInfo
+from ._clip_then_sum import ExampleInfo
 
 _TINY, _LARGEST = (
     float(x) for x in (jnp.finfo("float32").tiny, jnp.finfo("float32").max)

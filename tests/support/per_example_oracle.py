@@ -6,11 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Private imports: `clipped_grad` compiles a backward pass per norm.
-from optclip._per_example._ghost._choice import traced
 from optclip._per_example._ghost._formulas import Scaled
-from optclip._per_example._ghost._ghost_backward import backward, weighted_gradients
-from optclip._per_example._ghost._squares import scaled_squares
+from optclip._per_example._ghost._ghost_backward import (
+    backward,
+    scaled_squares,
+    weighted_gradients,
+)
+
+# Private imports: `clipped_grad` compiles a backward pass per norm.
+from optclip._per_example._ghost._sites import traced
 from tests.support import compiler
 
 # For programs that run once; also with `--full`.

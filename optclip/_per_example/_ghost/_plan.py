@@ -6,7 +6,7 @@ the cotangents of their outputs. `_walk` runs a plan.
 
 Only this file and `_walk` depend on the structure of jaxprs. They use `jax.make_jaxpr`;
 the fields of jaxprs, equations (including `ctx.manager`) and variables;
-`Primitive.bind` and `get_bind_params`; the names in `_jaxprs`; and the names and
+`Primitive.bind` and `get_bind_params`; and the names and
 parameters of scan (`jaxpr`, `length`, `reverse`, `unroll`), checkpoint (`jaxpr`,
 `prevent_cse`, `policy`) and jit (`jaxpr`). Any other equation is treated as a site.
 
@@ -18,18 +18,27 @@ gradients that are rounded to fewer than 32 bits after the sum over examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 
 from ..._arrays import _leaves
-from .._jaxprs import has_custom_derivative
 
 DATA, CONST = "data", "const"
+
+# User functions compute their derivatives, and need not be linear in the cotangent: a
+# rule may clip it, and an iterative solver may stop early.
+_CUSTOM = frozenset(["custom_vjp_call", "custom_linear_solve"])
+
+# Prefixes of primitive names, because some versions of JAX append suffixes.
+_COLLECTIVES = (
+    "psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter",
+    "ragged_all_to_all", "pgather",
+)  # fmt: skip
 
 # Primitives that rearrange, negate or select the elements of one array.
 MOVES = frozenset(
@@ -282,3 +291,35 @@ def read(env: dict, names: list, literal: Any = None) -> list:
         else env[name]
         for name in names
     ]
+
+
+def has_custom_derivative(eqn: Any) -> bool:
+    """Return whether an equation may be nonlinear in its cotangent."""
+    return any(each.primitive.name in _CUSTOM for each in _with_inner(eqn))
+
+
+def collectives(jaxpr: Jaxpr, axes: Any) -> list[str]:
+    """Return the names of the collectives over any of these mapped axes."""
+    return [
+        each.primitive.name
+        for eqn in jaxpr.eqns
+        for each in _with_inner(eqn)
+        if each.primitive.name.startswith(_COLLECTIVES)
+        and not {*axes}.isdisjoint(_axes_of(each))
+    ]
+
+
+def _axes_of(eqn: Any) -> tuple[Any, ...]:
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    return axes if isinstance(axes, tuple) else (axes,)
+
+
+def _with_inner(eqn: Any) -> Iterator[Any]:
+    """Yield an equation, and the equations of the jaxprs in its parameters."""
+    yield eqn
+    for value in eqn.params.values():
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            body = getattr(x, "jaxpr", x)
+            if isinstance(body, Jaxpr):
+                for inner in body.eqns:
+                    yield from _with_inner(inner)

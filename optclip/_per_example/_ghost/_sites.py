@@ -1,4 +1,4 @@
-"""Select the sites that have a formula for the norm, and prepare its arguments.
+"""Decide how to measure each leaf, and prepare the arguments of its formula.
 
 A site has a formula if a leaf meets data only there, in a matrix product, a convolution
 or a row lookup. Steps of a scan are positions if all use the same weight, and groups if
@@ -8,16 +8,99 @@ each has a separate one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _formulas
+from ..._arrays import _leaves
+from ..._arrays._types import PyTree
+from . import _formulas, _plan
 from ._formulas import Dense, Scaled
-from ._plan import Site, is_inexact
+from ._plan import CONST, DATA, JaxprPlan, Site, Weight, is_inexact
+
+# A leaf whose gradient may be nonlinear in the cotangents of its sites.
+CUSTOM = "custom"
+
+
+class Trace(NamedTuple):
+    """Hold the static analysis of a loss."""
+
+    plan: JaxprPlan
+    out_tree: Any
+    # The sites of each leaf.
+    sites: list[list[Site]]
+    # How each leaf is measured: `gram` (products of positions), `product` (a matrix
+    # product per example), `embedding` (summed rows), `materialized` (from its
+    # gradient), `unused`, or `custom`, which is not supported.
+    kinds: list[str]
+
+    def is_narrow(self) -> bool:
+        """Return whether a summed gradient is rounded to fewer than 32 bits."""
+        return any(site.is_narrow() for sites in self.sites for site in sites)
+
+
+def unsupported(kinds: PyTree, *, is_rounded: bool) -> str:
+    """Return the error message if a sum would be wrong, else an empty string."""
+    flat = _leaves.flatten(kinds)
+    for path, kind in zip(flat.paths, flat.leaves, strict=True):
+        if kind == CUSTOM:
+            return (
+                "method='ghost' does not support a custom derivative (`jax.custom_vjp`,"
+                " `jax.lax.custom_linear_solve`) between a parameter and its first use"
+                f" with data, got one at {_leaves.named(path)}. It may be nonlinear in"
+                " the cotangent. Use method='vmap'."
+            )
+    if not is_rounded:
+        return ""
+    return (
+        "`strict` must be False for method='ghost' if parameters meet data in fewer"
+        " than 32 bits, such as bfloat16, because the sum over examples is rounded to"
+        " it. Compute in float32, use method='vmap', or pass strict=False."
+    )
+
+
+def traced(
+    loss: Callable[..., Any], params: PyTree, example: PyTree, has_aux: bool
+) -> Trace:
+    """Trace a loss, and decide how to measure each leaf."""
+    arguments, treedef = jax.tree.flatten((params, example))
+
+    def flat(arguments, zero):
+        outputs = loss(*treedef.unflatten(arguments))
+        value, aux = outputs if has_aux else (outputs, None)
+        value = jnp.asarray(value)
+        # Adding the zero makes a loss that depends only on parameters depend on data.
+        return value + zero.astype(value.dtype), aux
+
+    zero = jnp.zeros((), jnp.float32)
+    jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(arguments, zero)
+    leaves = jax.tree.leaves(params)
+    infos = [_info(i, leaf) for i, leaf in enumerate(leaves)]
+    data = [DATA] * (len(arguments) + 1 - len(leaves))
+    plan = _plan.planned(jaxpr, [*infos, *data])
+    sites = [[s for s in plan.sites if i in s.leaves] for i in range(len(leaves))]
+    kinds = [_kind(leaf_sites) for leaf_sites in sites]
+    return Trace(plan, jax.tree.structure(shapes), sites, kinds)
+
+
+def _info(i: int, leaf: jax.Array) -> Any:
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    if not is_float:
+        return CONST
+    return Weight(frozenset([i]), is_narrow=_leaves.is_narrow(leaf))
+
+
+def _kind(sites: list[Site]) -> str:
+    if not sites:
+        return "unused"
+    if not all(site.is_linear() for site in sites):
+        return CUSTOM
+    rule = rule_of(sites[0]) if len(sites) == 1 else None
+    return rule or "materialized"
+
 
 # Rows are numbered in int32.
 _MOST_ROWS = 2**31 - 1
