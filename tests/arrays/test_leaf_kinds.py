@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support import covering, helpers, leaf_kinds
-from tests.support.registry import ENTRIES
+from tests.support.registry import by_trait
 
 
 def clip_of(entry):
@@ -97,7 +97,7 @@ def is_case(entry, group, how):
 
 
 @pytest.mark.covering(
-    entry=ENTRIES,
+    entry=by_trait(),
     group=tuple(leaf_kinds.GROUPS),
     how=[donated, batched, eager],
     where=is_case,

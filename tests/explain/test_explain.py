@@ -8,6 +8,7 @@ from jax import P
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
+from tests.support import covering
 
 BATCH, LENGTH, WORDS, WIDTH = 8, 6, 16, 8
 
@@ -242,8 +243,14 @@ def test_fractions_of_complex_parameters_follow_steepest_direction():
         np.testing.assert_allclose(entry.fraction, wanted, rtol=1e-4)
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 4, 3])
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("kind", "microbatch_size"),
+    [
+        (kind, size)
+        for i, size in enumerate([None, 4, 3])
+        for kind in covering.rotated([AxisType.Explicit, AxisType.Auto], i)
+    ],
+)
 def test_mesh_has_fractions_of_one_device(kind, microbatch_size):
     w, x, y = linear_step()
     x, y = np.concatenate([x, x[:1] * 9]), np.concatenate([y, y[:1]])

@@ -23,7 +23,9 @@ def clipped_by(entry, tree):
     return clipped[0] if isinstance(clipped, tuple) else clipped
 
 
-@pytest.mark.parametrize("make", [helpers.gradients, helpers.mixed_gradients])
+@pytest.mark.parametrize(
+    "make", [helpers.mixed_gradients, *[helpers.gradients] * covering.full]
+)
 def test_pure_functions_equal_their_formulas(make):
     tree = make()
 

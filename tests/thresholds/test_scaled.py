@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip import thresholds as T
-from tests.support import helpers, rules
+from tests.support import covering, helpers, rules
 from tests.support.running_rules import INF, thresholds_of
 from tests.support.steps import history, over_steps
 
@@ -149,8 +149,14 @@ def test_leaf_with_nonfinite_norm_does_not_teach_statistic():
     np.testing.assert_array_equal(known, [[1, 1], [1, 2], [2, 3]])
 
 
-@pytest.mark.parametrize("reduce", ["max", "mean", "median", 0.9])
-@pytest.mark.parametrize("mode", ["auto", "explicit", "shard_map"])
+@pytest.mark.parametrize(
+    ("mode", "reduce"),
+    [
+        (mode, reduce)
+        for i, reduce in enumerate(["max", "mean", "median", 0.9])
+        for mode in covering.rotated(["shard_map", "auto", "explicit"], i)
+    ],
+)
 def test_statistic_of_split_leaf_is_that_of_the_whole(mode, reduce):
     leaf = np.random.default_rng(2).normal(size=(8, 3)).astype(np.float32)
     kind = AxisType.Explicit if mode == "explicit" else AxisType.Auto
@@ -212,5 +218,5 @@ def test_statistic_of_one_norm_is_that_norm():
 def test_statistic_of_no_element_is_zero():
     tx = optclip.clip_by_value(T.of(0.5, T.current()))
     tree = {"none": np.zeros((0, 2), np.float32), "x": np.float32([1, 9])}
-    out, _ = tx.update(tree, tx.init(tree))
+    out, _ = helpers.quick_jit(tx.update)(tree, tx.init(tree))
     np.testing.assert_array_equal(out["x"], [1, 5])

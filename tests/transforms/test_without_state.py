@@ -11,7 +11,7 @@ import optclip
 from optclip import responses, thresholds
 from optclip.typing import ClipState
 from tests.support import helpers
-from tests.support.registry import ENTRIES
+from tests.support.registry import by_trait
 
 TREE = helpers.gradients()
 # These count steps or learn.
@@ -26,7 +26,7 @@ STATEFUL = {
 }
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+@pytest.mark.parametrize("entry", by_trait(), ids=lambda entry: entry.id)
 def test_record_option_changes_no_update(entry):
     """Without a record, a fixed clip has the state of optax's."""
 
