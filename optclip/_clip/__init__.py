@@ -10,7 +10,7 @@ Norms, thresholds and coefficients are lists with one entry per block, each in a
 """
 
 from ._clip import (
-    PARTS_OF,
+    ActingScope,
     Action,
     BlockOutcome,
     ByArgument,
@@ -19,12 +19,11 @@ from ._clip import (
     Layout,
     apply,
     check_axes_known,
-    clip_of,
     decide,
     lay_out,
     layout_of,
 )
-from ._move import MOVE
+from ._move import MOVE, clip_of
 from ._scale import (
     SCALE,
     cast,

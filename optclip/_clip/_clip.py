@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -328,28 +328,14 @@ class Action(abc.ABC):
         return norms.map(BlockOutcome, limits, factors, nonfinite, declared)
 
 
-# Choose the measurement and the action for a kind of scope. `_scale` has the default,
-# and actions that apply to some scopes add theirs.
-Parts = Callable[[Any, Measurement, BaseResponse, Number], tuple[Measurement, Action]]
-PARTS_OF: dict[type[Scope], Parts] = {}
+class ActingScope(Scope):
+    """A scope with a measurement and an action of its own."""
 
-
-def clip_of(
-    scope: Scope,
-    norm: Measurement,
-    response: BaseResponse,
-    eps: Number = 0.0,
-    **options: Any,
-) -> Clip:
-    """Build the `Clip` for a scope; options are as the user passed them."""
-    parts_of = next(PARTS_OF[c] for c in type(scope).__mro__ if c in PARTS_OF)
-    measurement, action = parts_of(scope, norm, response, eps)
-    clip = Clip(scope, measurement, response, action, eps, **options)
-    if clip.strict and not measurement.is_entrywise:
-        wanted = "False for spectral norms and singular values"
-        advice = "Elements are rounded one by one, which can increase a singular value."
-        raise ValueError(_validate.must_be("strict", wanted, clip.strict, advice))
-    return clip
+    @abc.abstractmethod
+    def parts(
+        self, norm: Measurement, response: BaseResponse, eps: Number
+    ) -> tuple[Measurement, Action]:
+        """Return the measurement and the action; raise if an argument does not fit."""
 
 
 def check_axes_known(layout: Layout) -> None:

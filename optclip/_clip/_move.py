@@ -1,4 +1,4 @@
-"""Move the elements of leaves to one threshold, or to two bounds."""
+"""Move elements to one threshold, or to two bounds, and choose the action of a clip."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .._arrays._leaf import Leaf
 from .._arrays._types import Number
 from .._norms import Measurement, declared_of
 from .._responses import BaseResponse
-from .._scopes import EachElement
+from .._scopes import EachElement, Scope
 from . import _samples, _scale
 from ._bounded import ElementResponse, Limits, bounded
 from ._clip import (
-    PARTS_OF,
+    ActingScope,
     Action,
     BlockOutcome,
     ByArgument,
@@ -108,18 +108,28 @@ class Move(Action):
 MOVE: Move = Move()
 
 
-def _parts_of_elements(
-    scope: EachElement, norm: Measurement, response: BaseResponse, eps: Number
-) -> tuple[Measurement, Action]:
-    del scope
-    # Bounds have no place for `eps`, which only coefficients read.
-    known = _validate.concrete(eps)
-    has_eps = known is None or np.any(known != 0)
-    moves = hasattr(response, "element") and not has_eps
-    return norm, MOVE if moves else _scale.SCALE
-
-
-PARTS_OF[EachElement] = _parts_of_elements
+def clip_of(
+    scope: Scope,
+    norm: Measurement,
+    response: BaseResponse,
+    eps: Number = 0.0,
+    **options: Any,
+) -> Clip:
+    """Build the `Clip` for a scope; options are as the user passed them."""
+    action: Action = _scale.SCALE
+    if isinstance(scope, ActingScope):
+        norm, action = scope.parts(norm, response, eps)
+    elif isinstance(scope, EachElement) and hasattr(response, "element"):
+        # Bounds have no place for `eps`, which only coefficients read.
+        known = _validate.concrete(eps)
+        has_eps = known is None or np.any(known != 0)
+        action = _scale.SCALE if has_eps else MOVE
+    clip = Clip(scope, norm, response, action, eps, **options)
+    if clip.strict and not norm.is_entrywise:
+        wanted = "False for spectral norms and singular values"
+        advice = "Elements are rounded one by one, which can increase a singular value."
+        raise ValueError(_validate.must_be("strict", wanted, clip.strict, advice))
+    return clip
 
 
 def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:

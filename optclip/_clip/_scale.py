@@ -19,10 +19,8 @@ from .._arrays._batching import MANY, Batched
 from .._arrays._leaf import Leaf
 from .._arrays._numerics import as_array, select
 from .._arrays._types import LeafLike, Number
-from .._norms import Measurement
 from .._responses import BaseResponse, UserResponse
-from .._scopes import Scope
-from ._clip import PARTS_OF, Action, Clip, Decision, Layout
+from ._clip import Action, Clip, Decision, Layout
 
 # The primals and tangents of functions of two and of three arrays.
 _Pair = tuple[jax.Array, jax.Array]
@@ -78,16 +76,6 @@ def _stored(coefficients: Batched, num_leaves: int) -> Batched:
 
 
 SCALE: Scale = Scale()
-
-
-def _parts_of_any_scope(
-    scope: Scope, norm: Measurement, response: BaseResponse, eps: Number
-) -> tuple[Measurement, Action]:
-    del scope, response, eps
-    return norm, SCALE
-
-
-PARTS_OF[Scope] = _parts_of_any_scope
 
 
 def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafLike:

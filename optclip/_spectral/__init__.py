@@ -8,12 +8,9 @@ products of `_newton_schulz`.
 transformations.
 """
 
-from .._clip import PARTS_OF
 from .._norms import BY_NAME
-from ._matrix_scopes import Method, SingularValues, matrices, singular_values
+from ._matrix_scopes import Method, matrices, singular_values
 from ._scale_by_shape import scale_by_shape
-from ._singular_values import parts_of_singular_values
 from ._spectral_norm import Spectral
 
 BY_NAME["spectral"] = Spectral()
-PARTS_OF[SingularValues] = parts_of_singular_values

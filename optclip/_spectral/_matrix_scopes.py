@@ -7,9 +7,12 @@ from typing import Literal
 
 from .._arrays import _validate
 from .._arrays._leaf import counted_from_zero
-from .._arrays._types import KeyPath, LeafLike
-from .._norms import Block
+from .._arrays._types import KeyPath, LeafLike, Number
+from .._clip import ActingScope, Action
+from .._norms import Block, Measurement
+from .._responses import BaseResponse
 from .._scopes import PerLeaf
+from ._singular_values import parts_of_singular_values
 
 Method = Literal["eigh", "newton_schulz"]
 
@@ -29,10 +32,15 @@ class Matrices(PerLeaf):
 
 
 @dataclasses.dataclass(frozen=True)
-class SingularValues(Matrices):
+class SingularValues(Matrices, ActingScope):
     """Measure each singular value of each matrix. Use `singular_values(...)`."""
 
     method: Method = "eigh"
+
+    def parts(
+        self, norm: Measurement, response: BaseResponse, eps: Number
+    ) -> tuple[Measurement, Action]:
+        return parts_of_singular_values(self.method, norm, response, eps)
 
 
 def matrices(matrix_axes: tuple[int, int] = (-2, -1)) -> Matrices:

@@ -43,7 +43,6 @@ from ._matrix_blocks import (
     singular_values_of,
     with_vectors,
 )
-from ._matrix_scopes import SingularValues
 
 SMOOTH, NORMALIZE = Smooth(), Normalize()
 
@@ -178,7 +177,10 @@ def _as_leaf(
 
 
 def parts_of_singular_values(
-    scope: SingularValues, norm: Measurement, response: BaseResponse, eps: Number
+    method: Literal["eigh", "newton_schulz"],
+    norm: Measurement,
+    response: BaseResponse,
+    eps: Number,
 ) -> tuple[Measurement, Action]:
     """Choose the measurement and the action for a scope of singular values.
 
@@ -192,9 +194,9 @@ def parts_of_singular_values(
         wanted = "a response that depends on a single singular value"
         advice = "Pass 'hard' or 'smooth'."
         raise ValueError(_validate.must_be("response", wanted, response, advice))
-    if scope.method == "newton_schulz":
+    if method == "newton_schulz":
         _check_by_products(response, eps)
-    return SingularValueNorms(scope.method), Cap(scope.method)
+    return SingularValueNorms(method), Cap(method)
 
 
 def _check_by_products(response: BaseResponse, eps: Number) -> None:
