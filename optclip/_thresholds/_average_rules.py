@@ -197,13 +197,6 @@ class Moments(NamedTuple):
     step: PyTree
 
 
-class _Result(NamedTuple):
-    limit: jax.Array
-    mean: jax.Array
-    deviation: jax.Array
-    step: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
 class Zscore:
     """See `zscore`."""
@@ -227,7 +220,7 @@ class Zscore:
 
         def limit_and_moments(
             norm: jax.Array, mean: jax.Array, deviation: jax.Array, step: jax.Array
-        ) -> _Result:
+        ) -> tuple[jax.Array, ...]:
             spike_limit, is_spike = self._spike(norm, mean, deviation)
             is_spike = is_spike & (step >= self.warmup)
             most = as_like(self.max_norm, norm)
@@ -238,12 +231,12 @@ class Zscore:
                 new_mean = select(is_spike, mean, new_mean)
                 new_deviation = select(is_spike, deviation, new_deviation)
             new_step = jnp.minimum(step + 1, self.warmup)
-            return _Result(limit, new_mean, new_deviation, new_step)
+            return limit, new_mean, new_deviation, new_step
 
         results = _batching.each(limit_and_moments, seen.norm, *memory)
         limits, *moments = (
-            jax.tree.map(lambda f, i=i: f[i], results, is_leaf=_is_result)
-            for i in range(len(_Result._fields))
+            jax.tree.map(lambda _, result, i=i: result[i], seen.norm, results)
+            for i in range(4)
         )
         return limits, Moments(*moments)
 
@@ -283,10 +276,6 @@ class Zscore:
         # Deviations are averaged, since variances overflow for norms above 1e19.
         offset = select(is_warm, norm - new, (norm - mean) * jnp.sqrt(early[0]))
         return new, _running.root_mean_square(old_weight, new_weight, deviation, offset)
-
-
-def _is_result(value: object) -> bool:
-    return isinstance(value, _Result)
 
 
 def zscore(

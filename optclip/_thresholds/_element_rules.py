@@ -8,12 +8,12 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._arrays import _batching, _collectives, _numerics, _validate
+from .._arrays import _batching, _numerics, _validate
 from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
 from . import _running
-from ._learning import learned
 from ._rule import Seen
+from ._rules_of_rules import Of
 
 
 class Running(NamedTuple):
@@ -58,38 +58,26 @@ class SecondMoment:
 
 
 @dataclasses.dataclass(frozen=True)
-class EmaOfMax:
-    """See `ema_of_max`."""
+class Mean:
+    """Return the debiased running mean, this step included; see `ema_of_max`."""
+
+    takes_vector: ClassVar[bool] = True
+    learns_from_zeros: ClassVar[bool] = False
 
     decay: Number
 
     def init(self, norm: PyTree) -> Running:
-        averages = jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm)
-        return Running(averages, _running.counts(averages))
+        return Running(jax.tree.map(jnp.zeros_like, norm), _running.counts(norm))
 
     def update(self, seen: Seen, memory: Running) -> tuple[PyTree, Running]:
         memory = memory._replace(steps=_running.as_counts(memory.steps))
 
-        def peak_of(norm: jax.Array) -> jax.Array:
-            return jnp.maximum(_collectives.largest_anywhere(norm), 0)
-
-        def is_any(flags: jax.Array) -> jax.Array:
-            return _collectives.largest_anywhere(flags.astype(jnp.float32)) > 0
-
-        def learn(peak: jax.Array, old: jax.Array, step: jax.Array) -> jax.Array:
+        def learn(norm: jax.Array, old: jax.Array, step: jax.Array) -> jax.Array:
             weights = _running.debiased_weights(self.decay, step, old)
-            return _running.mean(*weights, old, peak)
+            return _running.mean(*weights, old, norm)
 
-        peaks = jax.tree.map(peak_of, seen.norm)
-        averages = _batching.each(learn, peaks, *memory)
-        steps = _batching.each(_numerics.counted, memory.steps)
-        # A leaf with a non-finite element has no peak, and its other elements, which
-        # are finite, would teach.
-        teaching = jax.tree.map(
-            lambda peak, finite: (peak > 0) & ~is_any(~finite), peaks, seen.finite
-        )
-        new = Running(averages, steps)
-        return averages, learned(teaching, new, memory)
+        means = _batching.each(learn, seen.norm, *memory)
+        return means, Running(means, _batching.each(_numerics.counted, memory.steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +152,7 @@ def second_moment(
     )  # fmt: skip
 
 
-def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
+def ema_of_max(decay: Number = 0.999) -> Of:
     """Clip to the running average of each leaf's largest element.
 
     The threshold is `m / (1 - decay**t)` in step `t`, counted from 1, where
@@ -198,7 +186,7 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
     References:
       Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055v2, AdaClip.
     """
-    return EmaOfMax(_validate.fraction("decay", decay))
+    return Of(Mean(_validate.fraction("decay", decay)), "max")
 
 
 def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
