@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -320,21 +320,34 @@ def _check_same_norms(old: ClipRecord, new: ClipRecord) -> None:
         }
         for record in (old, new)
     )
+    lacking, unknown = here.keys() - there.keys(), there.keys() - here.keys()
     both = here.keys() & there.keys()
-    parts = (
-        ("It lacks", here.keys() - there.keys()),
-        ("It has the unknown", there.keys() - here.keys()),
-        (
-            "Other numbers of layers:",
-            {x for x in both if here[x] and there[x][-1:] != here[x]},
-        ),
-    )
+    layers = {x for x in both if here[x] and there[x][-1:] != here[x]}
+    parts = ("It lacks", lacking), ("It has the unknown", unknown)
+    parts = *parts, ("Other numbers of layers:", layers)
     if differences := [f"{verb} {sorted(x)[:5]}." for verb, x in parts if x]:
+        cause = _likely_cause(here.keys(), there.keys())
         raise ValueError(
             "`state` must have been made with the same over= and record=, for a tree"
-            f" like these updates. {' '.join(differences)} {_ADVICE} After a change of"
-            " the model, move the state with optclip.carry_over."
+            f" like these updates. {' '.join(differences)} Most likely {cause} changed."
+            f" {_ADVICE} After a change of the model, move the state with"
+            " optclip.carry_over."
         )
+
+
+def _likely_cause(here: Collection[str], there: Collection[str]) -> str:
+    """Return what has probably changed between two records, by their entries."""
+
+    def differ(field: str) -> bool:
+        ours, theirs = (any(x.startswith(field) for x in y) for y in (here, there))
+        return ours != theirs
+
+    # Only scopes with several norms per entry record a fraction.
+    if differ("clip_fraction"):
+        return "over="
+    if differ("clip_leaf_norm") or ("clip_norm" in here) != ("clip_norm" in there):
+        return "record="
+    return "over= or the tree"
 
 
 def blank(
