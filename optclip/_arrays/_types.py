@@ -40,7 +40,7 @@ Nonfinite = Literal["propagate", "zero", "raise"]
 Record = bool | Literal["leaves"]
 """True, False or `"leaves"`, which also records the norm of each leaf."""
 
-Relative = Literal["rms", "median"] | float | Callable[[jax.Array], Any]
+Relative = Literal["median"] | Callable[[jax.Array], Any]
 """The unit of a cotangent threshold, computed from all norms of a leaf."""
 
 

@@ -69,9 +69,9 @@ def clip_cotangent(
         vector along the last axis. None: per leaf. `()`: per element.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
-      relative: Statistic of the leaf's norms that multiplies `max_norm`: `"rms"`,
-        `"median"`, a quantile from 0 to 1, or a function from the vector of norms to a
-        number. Default: None, absolute thresholds.
+      relative: Statistic of the leaf's norms that multiplies `max_norm`: `"median"`, or
+        a function from the vector of norms to a number. Default: None, absolute
+        thresholds.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves: a `PartitionSpec`, the names that

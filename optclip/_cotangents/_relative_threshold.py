@@ -15,7 +15,6 @@ from jax import lax
 
 from .._arrays import (
     _axis_names,
-    _collectives,
     _numerics,
     _placement,
     _validate,
@@ -24,23 +23,16 @@ from .._arrays import (
 # Function of the norms of a leaf and of the mapped axes that split them.
 Reference = Callable[[jax.Array, _axis_names.Axes], jax.Array]
 
-_WANTED = "'rms', 'median', a quantile from 0 to 1, a function of the norms, or None"
-
 
 def reference_of(relative: Any) -> Reference | None:
     """Return the function that a `relative` argument specifies."""
     if relative is None:
         return None
-    if isinstance(relative, str):
-        if relative not in ("rms", "median"):
-            raise ValueError(_validate.must_be("relative", _WANTED, relative))
-        return _rms if relative == "rms" else _quantile(0.5)
-    if callable(relative):
-        return _of_all(relative)
-    if not _validate.is_number(relative):
-        raise TypeError(_validate.must_be("relative", _WANTED, relative))
-    _validate.fraction("relative", relative)
-    return _quantile(relative)
+    if isinstance(relative, str) and relative == "median":
+        return _median
+    wanted = "'median', a function of the norms, or None"
+    _validate.kind("relative", relative, Callable, wanted)
+    return _of_all(relative)
 
 
 def multiple(
@@ -60,35 +52,18 @@ def multiple(
     )
 
 
-def _rms(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
-    counted = _counted(norms)
-    usable = jnp.where(counted, norms, jnp.zeros_like(norms))
-    # The peak is a constant: it cancels in the result, and `pmax` has no derivative.
-    peak = lax.stop_gradient(jnp.max(usable, initial=0))
-    peak = _collectives.reduced_over(lax.pmax, peak, axes)
-    scaled = _numerics.fraction_of_peak(usable, peak)
-    sums = jnp.sum(scaled * scaled), jnp.sum(counted.astype(norms.dtype))
-    squares, count = (_collectives.reduced_over(lax.psum, x, axes) for x in sums)
-    return peak * _numerics.root(squares / jnp.maximum(count, 1))
-
-
-def _quantile(level: Any) -> Reference:
-    def quantile(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
-        everywhere = _gathered(norms, axes)
-        if not everywhere.size:
-            return jnp.zeros((), norms.dtype)
-        counted = _counted(everywhere)
-        # Excluded norms sort last, as the largest float: differences of inf are NaN.
-        largest = jnp.full_like(everywhere, jnp.finfo(norms.dtype).max)
-        ordered = jnp.sort(jnp.where(counted, everywhere, largest))
-        last = jnp.maximum(jnp.sum(counted) - 1, 0)
-        place = jnp.asarray(level, norms.dtype) * last.astype(norms.dtype)
-        below = jnp.floor(place).astype(last.dtype)
-        low, high = ordered[below], ordered[jnp.minimum(below + 1, last)]
-        interpolated = low + (place - below.astype(norms.dtype)) * (high - low)
-        return jnp.where(jnp.any(counted), interpolated, jnp.zeros_like(interpolated))
-
-    return quantile
+def _median(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
+    everywhere = _gathered(norms, axes)
+    if not everywhere.size:
+        return jnp.zeros((), norms.dtype)
+    counted = _counted(everywhere)
+    # Excluded norms sort last, as the largest float: differences of inf are NaN.
+    largest = jnp.full_like(everywhere, jnp.finfo(norms.dtype).max)
+    ordered = jnp.sort(jnp.where(counted, everywhere, largest))
+    last = jnp.maximum(jnp.sum(counted) - 1, 0)
+    low, high = ordered[last // 2], ordered[(last + 1) // 2]
+    median = low + (high - low) / 2
+    return jnp.where(jnp.any(counted), median, jnp.zeros_like(median))
 
 
 def _of_all(function: Callable[[jax.Array], Any]) -> Reference:

@@ -256,10 +256,7 @@ PATTERN = (3, T, "`{p}` must be the name of a module, or a pattern of paths such
 PATH = ((), V, "`{p}` must be a path such as 'attn/query/kernel', or a tuple of paths")
 # Names are arguments of all callables that have them, or `callable.argument`.
 ROUTED = [
-    (
-        (1.5, V, "`{p}` must be a number from 0 to 1, got 1.5"),
-        "clip_cotangent.relative",
-    ),
+    ((1.5, T, "`{p}` must be 'median', a function of"), "clip_cotangent.relative"),
     (NO_FUNCTION, "function stacked transposed units.axis recipes.agc.axis"),
     (UNKNOWN, "clip method mode nonfinite part reduce start"),
     (AXIS, "axis"),
@@ -638,9 +635,8 @@ MESSAGES = {
     "clip_cotangent.axis": [(5, V, "or pass axis=None for one norm per leaf")],
     "clip_cotangent.probe": [(jnp.ones(6), T, "`probe` must be a record")],
     "clip_cotangent.relative": [
-        ("mean", V, "`relative` must be 'rms', 'median', a quantile from 0 to 1"),
+        ("mean", T, "`relative` must be 'median', a function of the norms, or None"),
         (True, T, "a function of the norms, or None, got True (bool)"),
-        (jnp.ones(2), T, "`relative` must be a number from 0 to 1, got Array([1.,"),
         (lambda norms: None, T, "The result of `relative` must be a real number, got"),
     ],
     "per_example.clipped_grad.argnums": [

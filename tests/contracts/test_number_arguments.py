@@ -46,9 +46,7 @@ def private_threshold(c):
 
 
 def cotangent(c):
-    return jax.grad(lambda x: 5 * jnp.sum(optclip.clip_cotangent(x, c, relative=c)))(
-        TREE["w"]
-    )
+    return jax.grad(lambda x: 5 * jnp.sum(optclip.clip_cotangent(x, c)))(TREE["w"])
 
 
 SGD = optax.sgd(1.0)

@@ -64,7 +64,7 @@ def update_of(tx):
 
 def by_backward_pass(tree):
     def clip(tree):
-        return optclip.clip_cotangent(tree, 1.0, relative="rms")
+        return optclip.clip_cotangent(tree, 1.0, relative="median")
 
     return jax.vjp(clip, tree)[1](tree)[0]
 

@@ -290,7 +290,7 @@ ERRORS = {
         (ValueError, "`response` must be a response without schedules"),
     ),
     "relative without axis": (
-        lambda: clip_cotangent(X, 1.0, axis=None, relative="rms"),
+        lambda: clip_cotangent(X, 1.0, axis=None, relative="median"),
         (ValueError, "`axis` must be an int or a tuple with `relative`.*axis=-1"),
     ),
     **{

@@ -15,7 +15,7 @@ from tests.support.helpers import differs, quick_jit
 SIZES = np.exp(np.random.default_rng(0).normal(size=(6, 5, 1)))
 COTANGENT = (np.random.default_rng(1).normal(size=(6, 5, 8)) * SIZES).astype(np.float32)
 COTANGENT[:3, :2] = 0  # Padding, a fifth of all tokens.
-RELATIVES = ("rms", "median", 0.9, 0.0, jnp.max)
+RELATIVES = ("median", jnp.max)
 
 
 def pulled(cotangent, *args, **options):
@@ -39,8 +39,9 @@ def norms_of(cotangent, axis=-1):
 
 
 def reference(cotangent, relative, axis=-1):
-    quantile = 1.0 if relative is jnp.max else relative
-    return backprop.reference(norms_of(cotangent, axis), quantile)
+    norms = norms_of(cotangent, axis)
+    counted = norms[(norms > 0) & np.isfinite(norms)]
+    return np.max(counted) if relative is jnp.max else np.median(counted)
 
 
 @pytest.mark.parametrize("axis", [-1, (0, 2), ()])
@@ -83,14 +84,13 @@ def test_relative_threshold_of_zeros_or_inf_is_never_nan():
             for found in run(cotangent, factor):
                 np.testing.assert_array_equal(found, expected)
     nothing = np.zeros((0, 4), np.float32)
-    for relative in RELATIVES[:-1]:
-        found = jax.eval_shape(lambda r=relative: pulled(nothing, 1.0, relative=r))
-        assert found.shape == (0, 4)
+    found = jax.eval_shape(lambda: pulled(nothing, 1.0, relative="median"))
+    assert found.shape == (0, 4)
 
 
 def test_relative_threshold_beyond_float32_still_zeroes_inf():
     cotangent = np.array([[3e38, 0], [2e38, 0], [np.inf, 1]], np.float32)
-    found = quick_jit(lambda g: pulled(g, 100.0, relative="rms", nonfinite="zero"))(
+    found = quick_jit(lambda g: pulled(g, 100.0, relative="median", nonfinite="zero"))(
         cotangent
     )
     np.testing.assert_array_equal(found[:2], cotangent[:2])
@@ -103,7 +103,7 @@ def test_relative_threshold_beyond_float32_still_zeroes_inf():
 @pytest.mark.parametrize("where", ["relative", "response"])
 def test_relative_and_response_take_traced_numbers_in_scan(where):
     def value(x, q):
-        how = {"relative": q}
+        how = {"relative": lambda norms: q * jnp.max(norms)}
         if where == "response":
             how = {"response": optclip.responses.Smooth(q)}
         return jnp.sum(clip_cotangent(x, 0.5, **how) * COTANGENT[0])

@@ -30,9 +30,8 @@ OPTIONS = {
     "whole": {"axis": None},
     "element": {"axis": ()},
     "two axes": {"axis": (0, 2)},
-    "rms": {"relative": "rms"},
     "median": {"relative": "median"},
-    "quantile of elements": {"relative": 0.8, "axis": ()},
+    "median of elements": {"relative": "median", "axis": ()},
     "the largest": {"relative": fifth, "response": "drop"},
 }
 
@@ -84,8 +83,8 @@ def alone():
     [
         # A norm within a device, over some devices, over all of them.
         ("row", DATA, DATA), ("row", MODEL, MODEL), ("two axes", BOTH, BOTH),
-        ("two axes", TOKENS, TOKENS), ("element", TOKENS, TOKENS), ("rms", BOTH, BOTH),
-        ("median", MODEL, MODEL), ("quantile of elements", TOKENS, TOKENS),
+        ("two axes", TOKENS, TOKENS), ("element", TOKENS, TOKENS), ("median", BOTH, BOTH),
+        ("median", MODEL, MODEL), ("median of elements", TOKENS, TOKENS),
         ("the largest", DATA, DATA),
         # Axis names suffice if types specify the rest.
         ("row", DATA, ()), ("row", MODEL, "model"), ("median", MODEL, ("model",)),
@@ -117,8 +116,8 @@ def test_clip_cotangent_without_check_vma_equals_one_device(alone, name):
     [
         ("whole", TOKENS, "auto"), ("median", MODEL, "auto"),
         ("row", MODEL, "explicit"), ("two axes", BOTH, "explicit"),
-        ("rms", TOKENS, "explicit"), ("median", DATA, "explicit"),
-        ("quantile of elements", BOTH, "explicit"),
+        ("median", TOKENS, "explicit"), ("median", DATA, "explicit"),
+        ("median of elements", BOTH, "explicit"),
         ("the largest", MODEL, "explicit"),
     ],
 )  # fmt: skip

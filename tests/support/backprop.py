@@ -48,11 +48,3 @@ normalize = scaled(lambda n, c: c / n)
 def by_value(threshold: float) -> Clip:
     """Graves 2013, section 2.1; Lasagne's `grad_clipping`."""
     return lambda g: np.clip(g, -threshold, threshold)
-
-
-def reference(norms: np.ndarray, relative: str | float) -> float:
-    """Return the reference of a relative threshold, over finite nonzero norms."""
-    counted = norms[(norms > 0) & np.isfinite(norms)]
-    if relative == "rms":
-        return float(np.sqrt(np.mean(counted**2)))
-    return float(np.quantile(counted, 0.5 if relative == "median" else relative))
