@@ -11,7 +11,6 @@ Keras is imported at the first call and installed by `pip install keras`. Set
 `KERAS_BACKEND=jax` before that.
 """
 
-from ._keras._clipped import clipped
-from ._keras._read_state import clip_state, log_metrics
+from ._keras._clipped import clip_state, clipped, log_metrics
 
 __all__ = ["clip_state", "clipped", "log_metrics"]

@@ -9,8 +9,8 @@ transformations.
 """
 
 from .._norms import BY_NAME
+from ._clip_matrices_transform import scale_by_shape
 from ._matrix_scopes import Method, matrices, singular_values
-from ._scale_by_shape import scale_by_shape
 from ._spectral_norm import Spectral
 
 BY_NAME["spectral"] = Spectral()
