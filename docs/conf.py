@@ -39,11 +39,6 @@ nb_merge_streams = True
 myst_enable_extensions = ["tasklist"]
 myst_heading_anchors = 3
 
-# On some file systems the page of a class would replace that of a function.
-autosummary_filename_map = {
-    f"optclip.{name}": f"optclip.{name}-class"
-    for name in ("responses.Band", "responses.Detached", "thresholds.Bounds")
-}
 autosummary_ignore_module_all = False
 autosummary_imported_members = True
 autodoc_default_options = {"no-value": True}
@@ -58,6 +53,21 @@ autodoc_type_aliases = {
     "optax.GradientTransformation": "~optax.GradientTransformation",
     "optax.GradientTransformationExtraArgs": "~optax.GradientTransformationExtraArgs",
 } | {name: f"~optclip.typing.{name}" for name in optclip.typing.__all__}
+# These types have no page of their own.
+PRIVATE_TYPES = (
+    "AxisName",
+    "ClipOptions",
+    "Labels",
+    "MomentClipOptions",
+    "Nonfinite",
+    "Number",
+    "NumberOrSchedule",
+    "Record",
+    "Relative",
+    "SkipOptions",
+    "ThresholdTree",
+)
+autodoc_type_aliases |= {name: name for name in PRIVATE_TYPES}
 python_maximum_signature_line_length = 80
 
 # Lists of the names of other sites are fetched where the site is published. Elsewhere
@@ -78,6 +88,7 @@ nitpick_ignore_regex = [
     ("py:class", "Measure"),
     # The entries of an `Explanation`, which its docstring describes.
     ("py:class", "Leaf|Contribution|Outlier"),
+    ("py:class", "|".join(PRIVATE_TYPES)),
 ]
 
 # What is copied is what is typed: no prompts, nothing that is printed.

@@ -34,29 +34,7 @@ Example:
   [0. 4.]
 """
 
-from ._responses._response_argument import Detached, detached
-from ._responses._responses import (
-    Band,
-    Drop,
-    Hard,
-    Normalize,
-    Proportional,
-    Response,
-    Smooth,
-    Tanh,
-    band,
-)
+from ._responses._response_argument import detached
+from ._responses._responses import Response, band
 
-__all__ = [
-    "Band",
-    "Detached",
-    "Drop",
-    "Hard",
-    "Normalize",
-    "Proportional",
-    "Response",
-    "Smooth",
-    "Tanh",
-    "band",
-    "detached",
-]
+__all__ = ["Response", "band", "detached"]

@@ -8,9 +8,9 @@ unless their help names one.
 A rule learns from each norm separately, and only from finite norms above 0. A norm that
 is NaN, inf or 0 keeps its own memory, pauses its own warm-up, and does not affect other
 norms. A gradient of exactly 0 comes from an idle expert, a frozen layer or a masked
-loss, and its size says nothing about later gradients. Four rules also learn from zeros:
-`previous_norm`, `mean_over_rms`, `second_moment` and `moment`. The loss rules of
-`skip` do too, since a loss of 0 is a loss.
+loss, and its size says nothing about later gradients. Three rules also learn from
+zeros: `previous_norm`, `mean_over_rms` and `moment`. The loss rules of `skip` do too,
+since a loss of 0 is a loss.
 
 Numbers and optax schedules are passed as they are. A schedule is called with the step,
 an int32 scalar that starts at 0 and also counts non-finite steps.
@@ -26,10 +26,7 @@ rule                 threshold                             published as
 `zscore`             running mean + z deviations           ZClip
 `ema`                a multiple of the running norm        AdaGC, OLMo, AGGC
 `mean_over_rms`      steadiness of the norms, at most 1    Stable-SPAM's AdaGN
-`second_moment`      a multiple of each element's RMS      SPAM
-`ema_of_max`         running average of each leaf's peak   Stable-SPAM's AdaClip
 `moment`             each element's running power mean     ACClip
-`of_gradients`       another rule, applied to gradients    ACClip
 `of`                 another rule, of one norm per leaf
 `scaled`             another rule, scaled and bounded
 `current`            the norm of this step
@@ -37,7 +34,7 @@ rule                 threshold                             published as
 """
 
 from ._thresholds._average_rules import ema, mean_over_rms, zscore
-from ._thresholds._element_rules import ema_of_max, moment, second_moment
+from ._thresholds._element_rules import moment
 from ._thresholds._norm_rules import (
     current,
     initial_norm,
@@ -45,27 +42,22 @@ from ._thresholds._norm_rules import (
     relative_to_params,
 )
 from ._thresholds._rule import Rule, Seen
-from ._thresholds._rules_of_rules import Bounds, bounds, of, of_gradients, scaled
+from ._thresholds._rules_of_rules import of, scaled
 from ._thresholds._window_rules import mean_plus_std, quantile
 
 __all__ = [
-    "Bounds",
     "Rule",
     "Seen",
-    "bounds",
     "current",
     "ema",
-    "ema_of_max",
     "initial_norm",
     "mean_over_rms",
     "mean_plus_std",
     "moment",
     "of",
-    "of_gradients",
     "previous_norm",
     "quantile",
     "relative_to_params",
     "scaled",
-    "second_moment",
     "zscore",
 ]

@@ -3,24 +3,15 @@
 ==================== ===============================================================
 name                 meaning
 ==================== ===============================================================
-`Number`             a real number or an array; `NumberOrSchedule` also an optax
-                     schedule
+`PyTree`             any pytree
+`Mask`               a tree of bools, a prefix of one, or a function of the updates
 `Threshold`          a number, a schedule or a `Rule`, which receives a `Seen`
-`ThresholdTree`      a threshold, or a prefix tree of them with None for unclipped
 `ScopeLike`          elements that share a norm: `"tree"`, `"leaf"`, `"element"` or a
                      `Scope`
 `NormLike`           a norm: its name, its order p or a `Norm`
 `ResponseLike`       a response: its name, a `Response` or a function
-`Relative`           the unit of the threshold of `clip_cotangent`
-`Nonfinite`          the policy for NaN and inf
-`Record`             whether to record each step: True, False or `"leaves"`
-`Mask`, `Labels`     a tree of bools or strings, or a function of the updates
-`AxisName`           a mesh axis, several, a `PartitionSpec`, or a tree of these
 `History`            the output of `optclip.metrics` over the steps
-`ClipOptions`        options that recipes pass to `clip_by`; `MomentClipOptions` lacks
-                     `eps`; `SkipOptions` of `skip`
 `Explanation`        the result of `explain`; `Suggestion` of `suggest`
-`PyTree`             any pytree
 `ClipState`          the state of a transformation, with its `ClipRecord`
 `CotangentRecord`    the record of `clip_cotangent` in a backward pass
 `SkipState`          the state of `skip`, with its `SkipRecord`; other wrappers have
@@ -40,25 +31,13 @@ Example:
   GradientTransformationExtraArgs
 """
 
-from ._arrays._types import (
-    AxisName,
-    History,
-    Labels,
-    Mask,
-    Nonfinite,
-    Number,
-    NumberOrSchedule,
-    PyTree,
-    Record,
-    Relative,
-)
+from ._arrays._types import History, Mask, PyTree
 from ._explain._explanation import Explanation
 from ._monitor._suggest import Suggestion
 from ._norms._norm import NormLike
 from ._responses._response_argument import ResponseLike
 from ._scopes._scope import ScopeLike
-from ._thresholds._rule import Threshold, ThresholdTree
-from ._typing._options import ClipOptions, MomentClipOptions, SkipOptions
+from ._thresholds._rule import Threshold
 from ._typing._states import (
     ClipAfterState,
     ClipRecord,
@@ -73,9 +52,7 @@ from ._typing._states import (
 )
 
 __all__ = [
-    "AxisName",
     "ClipAfterState",
-    "ClipOptions",
     "ClipRecord",
     "ClipState",
     "ConstrainState",
@@ -84,23 +61,14 @@ __all__ = [
     "Explanation",
     "History",
     "HistoryState",
-    "Labels",
     "Mask",
-    "MomentClipOptions",
-    "Nonfinite",
     "NormLike",
-    "Number",
-    "NumberOrSchedule",
     "PeriodicResetState",
     "PyTree",
-    "Record",
-    "Relative",
     "ResponseLike",
     "ScopeLike",
-    "SkipOptions",
     "SkipRecord",
     "SkipState",
     "Suggestion",
     "Threshold",
-    "ThresholdTree",
 ]

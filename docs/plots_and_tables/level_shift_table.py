@@ -40,7 +40,6 @@ ROWS = {
     '`thresholds.zscore(mode="percentile")`': tree(
         thresholds.zscore(mode="percentile")
     ),
-    "`thresholds.ema_of_max()`": optclip.clip_by_value(thresholds.ema_of_max()),
     "`thresholds.previous_norm()`": tree(thresholds.previous_norm()),
     "`olmo_skip(tx, use_loss=False)`": recipes.olmo_skip(
         optax.identity(), use_loss=False

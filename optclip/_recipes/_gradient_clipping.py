@@ -65,7 +65,7 @@ def agc(
         layers, as for `jax.lax.scan` over layers. Default: none.
       axis: Function of a leaf's path and shape that returns the axes of its norms: an
         int, a tuple, or None for the default.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it before the optimizer. `update` requires `params`. The
@@ -107,7 +107,7 @@ def autoclip(
     Args:
       q: Quantile, from 0 to 1; the paper's p divided by 100.
       window: Number of last norms to store; the paper stores all of them.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it before the optimizer. Its state takes 4 bytes per
@@ -158,7 +158,7 @@ def zclip(
       decay: Decay of the running mean and variance, from 0 to 1.
       warmup: Number of first norms, whose mean and variance start the running ones.
       max_norm: Maximum norm of every step, warm-up included; inf for no ceiling.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it before the optimizer.
@@ -194,7 +194,7 @@ def mean_std_clip(
     Args:
       k: Number of standard deviations.
       window: Number of past norms.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it before the optimizer. Levanter places it after Adam and
@@ -243,7 +243,7 @@ def adagc(
       warmup: Number of first steps, clipped by global norm; a leaf's smallest clipped
         norm in them starts its average.
       max_norm: Maximum global norm during the warm-up; inf clips nothing in it.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it before the optimizer.
@@ -280,7 +280,7 @@ def olmo_ratio(
       ratio: Maximum norm of a leaf, as a multiple of its running average: a number or
         an optax schedule. OLMo's `max_grad_norm_ratio` has no default.
       decay: Decay of the running average. OLMo uses the larger of Adam's two decays.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it before the optimizer. It does not clip the first step.
@@ -338,7 +338,7 @@ def aggc(
       max_shrink: Smallest factor for a large norm.
       max_growth: Largest factor for a small norm; 1 forbids growth. The authors' GRPO
         scripts use `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it before the optimizer. Unlike the authors' code, it does
@@ -387,7 +387,7 @@ def auto_s(
     Args:
       max_norm: Limit of the norm: a number, an optax schedule or a rule.
       gamma: Number added to the norm; 0 gives the paper's AUTO-V.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it before the optimizer. The paper applies the formula to
@@ -420,7 +420,7 @@ def sclip(
       c: Limit of each element: a number or an optax schedule.
       tau: Squared scale of the curve: a number above 0 or an optax schedule. Small
         elements are multiplied by about `c / sqrt(tau)`.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it before the optimizer. The recorded threshold is

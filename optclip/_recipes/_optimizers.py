@@ -63,15 +63,12 @@ def spam(
       warmup: Number of steps after a reset with scaled updates; see
         `optclip.with_periodic_reset`.
       grace: Number of unclipped steps at the start and after each reset.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation that replaces Adam; add a learning rate after it. Elements
       without earlier gradients are not clipped; the authors' code clips them to zero
       until the next reset.
-
-    See Also:
-      `thresholds.second_moment`, the rule.
 
     References:
       Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
@@ -118,7 +115,7 @@ def stable_spam(
       b1: Decay of the norm's average.
       b2: Decay of the squared norm's average.
       every: Number of steps between resets of `inner`; thresholds are not reset.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation that replaces Adam; add a learning rate after it. Its records are
@@ -129,7 +126,7 @@ def stable_spam(
       resets one step later.
 
     See Also:
-      `thresholds.ema_of_max` and `thresholds.mean_over_rms`: the rules.
+      `thresholds.mean_over_rms`, the rule of the leaves.
 
     References:
       Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
@@ -175,7 +172,7 @@ def acclip(
       b2: Decay of the threshold.
       alpha: Power of the mean, from 1 to 2 in the paper.
       eps: Number added to the modulus of the momentum.
-      options: Options of `clip_by`, listed in `typing.MomentClipOptions`.
+      options: Options of `clip_by`, except `eps` and separate masks.
 
     Returns:
       A transformation that replaces Adam; add a learning rate after it.
@@ -256,7 +253,7 @@ def stable_adamw(
       b2: Decay of Adam's second moment.
       eps: Adam's `eps`, also used in `rms`.
       weight_decay: AdamW's weight decay; if not 0, `update` requires `params`.
-      options: Options of `clip_by`, listed in `typing.MomentClipOptions`.
+      options: Options of `clip_by`, except `eps` and separate masks.
 
     Returns:
       A transformation that replaces `optax.scale_by_adam` and `add_decayed_weights`;
@@ -321,7 +318,7 @@ def clippy(
       relative: Maximum change as a fraction of the weight; 0.1 in TensorFlow
         Recommenders.
       absolute: Maximum change of a weight of 0; 1e-7 in TensorFlow Recommenders.
-      options: Options of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, except separate masks.
 
     Returns:
       A transformation; place it last, after the learning rate. `update` requires

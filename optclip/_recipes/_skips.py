@@ -44,7 +44,7 @@ def olmo_skip(
       sigma: Number of standard deviations.
       window: Number of past norms and losses. The first half skips nothing.
       use_loss: Whether to check the loss; `update` then requires `value` or `loss`.
-      options: Options of `optclip.skip`, listed in `typing.SkipOptions`.
+      options: Options of `optclip.skip`.
 
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.
@@ -95,7 +95,7 @@ def axlearn_skip(
       inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
       ratio: Maximum norm as a multiple of the average. AXLearn's smallest is 20.
       decay: Decay of the running average, from 0 to 1.
-      options: Options of `optclip.skip`, listed in `typing.SkipOptions`.
+      options: Options of `optclip.skip`.
 
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.
@@ -131,7 +131,7 @@ def megatron_skip(
       inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
       max_norm: Maximum norm of an accepted step: a number or an optax schedule.
         Default: inf, which skips only non-finite steps.
-      options: Options of `optclip.skip`, listed in `typing.SkipOptions`.
+      options: Options of `optclip.skip`.
 
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.

@@ -113,38 +113,12 @@ class Moment:
 def second_moment(
     theta: Number = 5000.0, decay: Number = 0.999, warmup: int = 20
 ) -> SecondMoment:
-    """Clip to a multiple of each element's running root mean square.
+    """Clip to a multiple of each element's running root mean square, as in SPAM.
 
     The threshold is `sqrt(theta * v)`; then `v = decay * v + (1 - decay) * u**2` with
-    the clipped element `u`.
-
-    Example:
-      >>> import jax.numpy as jnp, optclip
-      >>> rule = optclip.thresholds.second_moment(4.0, decay=0.5, warmup=1)
-      >>> tx = optclip.clip_by_value(rule)
-      >>> state = tx.init(jnp.zeros(2))
-      >>> for u in ([2.0, 1.0], [9.0, 1.0]):
-      ...     clipped, state = tx.update(jnp.array(u), state)
-      ...     print(clipped)
-      [2. 1.]
-      [2.828427 1.      ]
-
-    Args:
-      theta: Maximum square of an element as a multiple of `v`.
-      decay: Decay of `v`, from 0 to 1; Adam's `b2` makes `v` equal to Adam's.
-      warmup: Number of unclipped first steps.
-
-    Returns:
-      A rule for `over="element"`; its memory is as large as the parameters, in float32.
-      The threshold is inf while `v` is 0, so that elements without earlier gradients
-      can move. SPAM's code clips them to zero. Zeros enter `v`, as in Adam. A
-      non-finite element keeps its own `v`.
-
-    See Also:
-      `recipes.spam`.
-
-    References:
-      Huang et al., *SPAM*, 2025, arXiv:2501.06842.
+    the clipped element `u`. It is inf for the first `warmup` steps, and while `v` is 0,
+    so that elements without earlier gradients can move; SPAM's code clips them to zero.
+    Zeros enter `v`, as in Adam.
     """
     return SecondMoment(
         _validate.plain("theta", theta), _validate.fraction("decay", decay),
@@ -153,38 +127,11 @@ def second_moment(
 
 
 def ema_of_max(decay: Number = 0.999) -> Of:
-    """Clip to the running average of each leaf's largest element.
+    """Clip to the running average of each leaf's largest element (AdaClip).
 
     The threshold is `m / (1 - decay**t)` in step `t`, counted from 1, where
-    `m = decay * m + (1 - decay) * max(|u|)` includes this step.
-
-    Example:
-      >>> import jax.numpy as jnp, optclip
-      >>> rule = optclip.thresholds.ema_of_max(0.5)
-      >>> tx = optclip.clip_by_value(rule, response="proportional")
-      >>> state = tx.init(jnp.zeros(2))
-      >>> for u in ([3.0, 1.0], [9.0, 1.0]):
-      ...     clipped, state = tx.update(jnp.array(u), state)
-      ...     print(clipped)
-      [3. 1.]
-      [7. 1.]
-
-    Args:
-      decay: Decay of the average, from 0 to 1.
-
-    Returns:
-      A rule for `over="element"`; its memory is one float and one count per leaf. The
-      first step is not clipped.
-
-    Edge cases:
-      - Leaf of zeros, or with a non-finite element: the step does not enter the average
-        of this leaf. The step's threshold includes it, with 0 for non-finite elements.
-
-    See Also:
-      `recipes.stable_spam`.
-
-    References:
-      Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055v2, AdaClip.
+    `m = decay * m + (1 - decay) * max(|u|)` includes this step. A leaf of zeros, or
+    with a non-finite element, does not enter its average.
     """
     return Of(Mean(_validate.fraction("decay", decay)), "max")
 

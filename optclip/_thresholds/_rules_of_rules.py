@@ -204,30 +204,9 @@ class OfGradients(RuleOfRule):
 def of_gradients(rule: Threshold) -> OfGradients:
     """Apply a rule to the norms of the gradients instead of the updates.
 
-    For use in `optclip.clip_after(inner, clip)`, where `inner` computes updates, such
-    as a momentum, from the gradients.
-
-    Example:
-      >>> import jax.numpy as jnp, optax, optclip
-      >>> rule = optclip.thresholds.of_gradients(optclip.thresholds.moment(decay=0.5))
-      >>> tx = optclip.clip_after(optax.trace(decay=0.9), optclip.clip_by_value(rule))
-      >>> state = tx.init(jnp.zeros(1))
-      >>> for size in (2.0, 2.0, 2.0):
-      ...     clipped, state = tx.update(jnp.array([size]), state)
-      ...     print(clipped)
-      [1.]
-      [1.5]
-      [1.75]
-
-    Args:
-      rule: Rule to apply. Its `seen.keep` still returns the clipped updates' norms.
-
-    Returns:
-      A rule with the same memory. A non-finite gradient never enters it, and a zero one
-      only if `rule` learns from zeros.
-
-    Raises:
-      ValueError: In `update`: `gradients` is not passed.
+    For use in `clip_after(inner, clip)`, where `inner` computes updates, such as a
+    momentum, from the gradients. Its `seen.keep` still returns the norms of the clipped
+    updates.
     """
     return OfGradients(one_rule("rule", rule))
 
@@ -337,48 +316,17 @@ def scaled(
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Hold a lower and an upper threshold for elements; create it with `bounds(...)`.
+    """Hold the rules of a lower and an upper bound of elements, each of any sign."""
 
-    Args:
-      lower: Lower bound, of any sign. Default: None, no bound.
-      upper: Upper bound, of any sign. Default: None, no bound.
-    """
-
-    lower: ThresholdTree | None = None
-    upper: ThresholdTree | None = None
-
-    def __post_init__(self) -> None:
-        lower = as_rules("lower", self.lower, negative=True, none=-math.inf)
-        upper = as_rules("upper", self.upper, negative=True)
-        _validate.ordered(self.lower, self.upper)
-        object.__setattr__(self, "lower", lower)
-        object.__setattr__(self, "upper", upper)
+    lower: PyTree
+    upper: PyTree
 
 
-def bounds(
-    lower: ThresholdTree | None = None, upper: ThresholdTree | None = None
-) -> Bounds:
-    """Bound elements by separate lower and upper thresholds.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import optclip
-      >>> bounds = optclip.thresholds.bounds(-1.0, 2.0)
-      >>> tx = optclip.clip_by(bounds, over="element")
-      >>> updates = jnp.array([-3.0, 0.5, 3.0])
-      >>> print(tx.update(updates, tx.init(updates))[0])
-      [-1.   0.5  2. ]
-
-    Args:
-      lower: Lower bound of any sign: a number, array that broadcasts to each leaf,
-        optax schedule, rule, or prefix tree of these. Default: None, unbounded.
-      upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
-
-    Returns:
-      A threshold for `clip_by(..., over="element")` with the response `"hard"`,
-      `"drop"`, `"normalize"` or one that defines `element(x, lower, upper)`.
-
-    Raises:
-      ValueError: A bound is NaN, or `lower > upper`.
-    """
-    return Bounds(lower, upper)
+def bounds(lower: ThresholdTree | None, upper: ThresholdTree | None) -> Bounds:
+    """Convert a lower and an upper bound to rules; None means no bound."""
+    rules = Bounds(
+        as_rules("lower", lower, negative=True, none=-math.inf),
+        as_rules("upper", upper, negative=True),
+    )
+    _validate.ordered(lower, upper)
+    return rules

@@ -148,9 +148,9 @@ def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
         return Rules({"threshold": _rules_over(Named("threshold", threshold), clip)})
     if clip.action is not MOVE or clip.response.compares_norms:
         raise ValueError(
-            "thresholds.bounds(...) applies to single elements. Pass over='element' and"
-            " response='hard', 'drop' or 'normalize' without eps, or pass one"
-            " threshold."
+            f"`response` with lower= and upper= must be 'hard', 'drop', 'normalize' or"
+            f" define element(x, lower, upper), got {clip.response!r}. Pass one of"
+            " these, or limit=."
         )
     return Rules({"lower": threshold.lower, "upper": threshold.upper})
 

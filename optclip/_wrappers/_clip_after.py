@@ -44,9 +44,6 @@ def clip_after(
 
     Returns:
       A transformation.
-
-    See Also:
-      `thresholds.of_gradients`, to learn any threshold from the gradients.
     """
     first = transformation("inner", inner)
     second = transformation("clip", clip)

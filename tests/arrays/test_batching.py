@@ -13,7 +13,7 @@ from jax import P
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
-from optclip import functional, responses, thresholds
+from optclip import _thresholds, functional, responses
 
 # Private: no public function returns which entries are stacked, and none takes such
 # integers. Elsewhere this file tests the public functions.
@@ -118,7 +118,7 @@ def by_bounds(tree, limit):
     lower = {"a": -1.0, "b": np.full(1, -2, np.float32), "c": None}
     upper = {"a": limit[None], "b": 2.0, "c": None}
     tx = tx_without_promotion(
-        optclip.clip_by(thresholds.bounds(lower, upper), over="element")
+        optclip.clip_by(_thresholds.bounds(lower, upper), over="element")
     )
     return tx.update(tree, tx.init(tree))[0]
 

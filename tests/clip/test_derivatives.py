@@ -15,7 +15,7 @@ from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import functional as F
-from optclip import responses
+from optclip._responses import _responses
 from tests.support import covering, differences, helpers, oracles
 from tests.support.registry import ENTRIES, Entry, square_root_capper
 
@@ -274,7 +274,7 @@ def test_mixed_tree_derivative_matches_float32():
         ("hard", 1.0, 0.0),
         (square_root_capper, 1.0, 0.0),
         ("smooth", 2**-0.5, -(2**-1.5)),
-        (responses.Smooth(1.0), 0.5, -0.25),
+        (_responses.Smooth(1.0), 0.5, -0.25),
         ("normalize", 1.0, -1.0),
     ],
     ids=["hard", "user", "smooth", "smooth-1", "normalize"],
@@ -291,7 +291,7 @@ def test_derivative_at_threshold_is_from_inside(response, coefficient, change):
 
 
 @pytest.mark.covering(
-    response=["hard", "normalize", responses.Smooth(0.5)], over=["element", "tree"]
+    response=["hard", "normalize", _responses.Smooth(0.5)], over=["element", "tree"]
 )
 def test_derivative_at_threshold_of_zero_is_from_above(response, over):
     slopes = jax.jacobian(lambda x, c: clip(x, c, over=over, response=response), (0, 1))
@@ -376,7 +376,7 @@ def test_smooth_clip_bends_at_tiny_updates():
     """The second derivative of g / (1 + n) is -2 near zero, where it rounds to g."""
 
     def smooth(x):
-        return clip(x, 1.0, response=responses.Smooth(1.0))
+        return clip(x, 1.0, response=_responses.Smooth(1.0))
 
     bend = helpers.quick_jit(jax.vmap(jax.grad(jax.grad(smooth))))
     x = np.float32([1e-2, 1e-6, 1e-9, 1e-15])

@@ -31,13 +31,14 @@ from optclip import (
     scopes,
     thresholds,
 )
+from optclip._responses import _responses
 from tests.support.running_rules import UserRule
 
 # Made by the library, abstract, or without arguments.
 NOT_CALLED = {
     "per_example.ClippedGrad",
     "per_example.ExampleInfo", "per_example.QuantileState",
-    "Proportional", "Tanh", "Drop", "Seen", "Response", "Rule", "Scope",
+    "Seen", "Response", "Rule", "Scope",
 }  # fmt: skip
 PREFIXED = (functional, keras, per_example, plot, recipes)
 PLAIN = (optclip, norms, responses, scopes, thresholds)
@@ -129,15 +130,10 @@ CALLS = {
         lambda block: norms.measure([block]),
     ),
     "measure": ({"blocks": [norms.Block([TREE["a"]])]}, use),
-    "Band": ({"low": 0.5}, clip_with("response")),
     "band": ({}, clip_with("response")),
-    "Detached": ({"response": "hard"}, clip_with("response")),
     "detached": ({}, clip_with("response")),
-    "of_gradients": ({"rule": thresholds.moment()}, use),
     "of": ({"reduce": "max", "rule": 1.0}, use),
     "scaled": ({"rule": 1.0}, use),
-    "Bounds": ({"lower": -1.0, "upper": 1.0}, clip_with("threshold", over="element")),
-    "bounds": ({"lower": -1.0, "upper": 1.0}, clip_with("threshold", over="element")),
     "clip_after": ({"inner": ADAM, "clip": CLIP}, use),
     "clip_before": ({"inner": ADAM, "clip": CLIP}, use),
     "carry_over": (
@@ -217,7 +213,7 @@ NUMBERS = {
     "a finite number above 0": (
         (0, math.nan, math.inf),
         "alpha expected_batch_size high init_value learning_rate normalize_by min_value"
-        " power sharpness tau z per_example.QuantileThreshold.max_value",
+        " power tau z per_example.QuantileThreshold.max_value",
     ),
     "a number from 0 to 1": (
         (1.5, -1.0, math.nan, HUGE),
@@ -261,7 +257,7 @@ ROUTED = [
     (UNKNOWN, "clip method mode nonfinite part reduce start"),
     (AXIS, "axis"),
     (HEAD_AXIS, "Heads.axis find_heads.axis Heads.stacked find_heads.stacked"),
-    (RULE, "of_gradients.rule of.rule scaled.rule max_loss"),
+    (RULE, "of.rule scaled.rule max_loss"),
     (ARGNUMS, "argnums batch_argnums"),
     (PROJECTION, "query key"),
     (PATTERN, "find_heads.query find_heads.key"),
@@ -385,11 +381,10 @@ MESSAGES = {
     "clip_by_value.limit": [
         (1.0, T, "must be passed, got both: limit=1.0, lower=-1.0")
     ],
-    "bounds.upper": [
+    "clip_by_value.upper": [
         (-2.0, V, "`lower` must be at most `upper`, got lower=-1.0 and upper=-2.0"),
         ({"a": -2.0, "b": 1.0}, V, "`lower` must be at most `upper`, got lower=-1.0"),
     ],
-    "bounds.lower": [({"a": 2.0, "b": None}, V, "got lower=2.0 and upper=1.0. Swap")],
     "ema.decay": [
         (None, T, "a number from 0 to 1, got None (NoneType)."),
         (ADAM, T, "Clipping goes before it: optax.chain(clipping, optimizer)."),
@@ -500,7 +495,7 @@ MESSAGES = {
     "clip_by.response": [
         ("soft", V, "`response` must be one of ['drop', 'hard', 'normalize',"),
         (None, T, "an object with coefficient(norm, threshold), or a function of"),
-        (responses.Smooth, T, "responses.Smooth'> (type)."),
+        (_responses.Smooth, T, "_responses.Smooth'> (type)."),
         (jnp.ones(()), T, "got Array(1., dtype=float32) (ArrayImpl). With"),
         (jnp.tanh, T, "It cannot take (norm, threshold): too many positional"),
         (getattr, T, "attribute name must be string"),  # It has no signature.
@@ -523,8 +518,8 @@ MESSAGES = {
         (5, V, "`steps` must be omitted with method='exact', which takes no steps")
     ],
     "clip_by_value.response": [
-        (lambda n, c: 1.0, V, "thresholds.bounds(...) applies to single elements."),
-        ("proportional", V, "Pass over='element' and response='hard', 'drop' or"),
+        (lambda n, c: 1.0, V, "or define element(x, lower, upper), got"),
+        ("proportional", V, "with lower= and upper= must be 'hard', 'drop', 'norm"),
     ],
     "clip_by.nonfinite": [
         (None, T, "`nonfinite` must be one of 'propagate', 'zero', 'raise',"),

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import optclip
-from optclip import recipes, thresholds
+from optclip import _thresholds, recipes, thresholds
 from tests.support.registry import FACTORIES
 
 # Thresholds, rates and masks that cannot be hashed.
@@ -94,7 +94,7 @@ TRANSFORMATIONS = {
     "by-leaf": lambda: optclip.clip_by_norm({"a": ONE, "b": None}, record="leaves"),
     "schedule": lambda: optclip.clip_by_norm(optax.linear_schedule(ONE, 2.0, 9)),
     "rules": lambda: optclip.clip_by_norm({"a": thresholds.ema(ONE), "b": 1.0}),
-    "element-rule": lambda: optclip.clip_by_value(thresholds.second_moment(ONE)),
+    "element-rule": lambda: optclip.clip_by_value(_thresholds.second_moment(ONE)),
     "mask": lambda: optclip.clip_by_global_norm(1.0, mask=MASK, eps=ONE),
     "axes": lambda: optclip.clip_by_norm(1.0, axis=0, axis_name={"a": None, "b": ()}),
     "groups": lambda: optclip.clip_by_group_norm({"x": ONE}, {"a": "x", "b": None}),

@@ -9,6 +9,7 @@ import pytest
 
 import optclip
 from optclip import functional, responses
+from optclip._responses import _responses
 from tests.support import helpers
 
 W = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}
@@ -20,7 +21,7 @@ CALLS = {
     "cotangent": lambda c: jax.grad(
         lambda w: 3 * jnp.sum(optclip.clip_cotangent(w, c)["a"])
     )(W),
-    "smooth": lambda c: functional.clip_by(W, 1.0, response=responses.Smooth(c)),
+    "smooth": lambda c: functional.clip_by(W, 1.0, response=_responses.Smooth(c)),
 }
 
 

@@ -11,7 +11,7 @@ from jax import P, lax
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
-from optclip import recipes, thresholds
+from optclip import _thresholds, recipes, thresholds
 from tests.support import covering, helpers
 from tests.support.registry import by_trait
 
@@ -38,7 +38,7 @@ RULES = {
     "previous_norm": thresholds.previous_norm(),
     "mean_over_rms": thresholds.mean_over_rms(),
     "zscore": thresholds.zscore(),
-    "ema_of_max": thresholds.ema_of_max(),
+    "ema_of_max": _thresholds.ema_of_max(),
 }
 WRAPPED = {
     "skip": SKIP,

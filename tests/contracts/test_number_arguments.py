@@ -8,6 +8,7 @@ import pytest
 
 import optclip
 from optclip import functional, per_example, recipes, responses, thresholds
+from optclip._responses import _responses
 from tests.support import helpers
 
 TREE = {"w": jnp.array([[3.0, 4.0], [1.0, 2.0]]), "b": jnp.array([0.25, 0.125])}
@@ -53,7 +54,7 @@ SGD = optax.sgd(1.0)
 FLOATS = {
     "threshold, eps": lambda c: update(optclip.clip_by_norm(c, eps=c)),
     "use_norm": lambda c: functional.clip_by_global_norm(TREE, 0.25, use_norm=c),
-    "sharpness": lambda c: functional.clip_by(TREE, 2.0, response=responses.Smooth(c)),
+    "sharpness": lambda c: functional.clip_by(TREE, 2.0, response=_responses.Smooth(c)),
     "band": lambda c: functional.clip_by(
         TREE, 2.0, over="leaf", response=responses.band(c, min_norm=c, max_shrink=c)
     ),

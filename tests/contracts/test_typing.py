@@ -7,7 +7,8 @@ import pytest
 
 import optclip
 
-# No union of words is public, but users may pass each word.
+# No union of words and no options are public, but users may pass each word.
+from optclip import _typing
 from optclip._clip import _clip
 from optclip._norms import _norm
 from optclip._responses import _response_argument
@@ -19,9 +20,9 @@ SEPARATE_MASKS = {"norm_mask", "clip_mask"}
 @pytest.mark.parametrize(
     ("options", "function", "fixed"),
     [
-        (optclip.typing.ClipOptions, optclip.clip_by, SEPARATE_MASKS),
-        (optclip.typing.MomentClipOptions, optclip.clip_by, {"eps", *SEPARATE_MASKS}),
-        (optclip.typing.SkipOptions, optclip.skip, {"max_norm"}),
+        (_typing.ClipOptions, optclip.clip_by, SEPARATE_MASKS),
+        (_typing.MomentClipOptions, optclip.clip_by, {"eps", *SEPARATE_MASKS}),
+        (_typing.SkipOptions, optclip.skip, {"max_norm"}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -40,7 +41,7 @@ def test_options_equal_keywords_of_the_function(options, function, fixed):
     [
         (_norm.NormName, _norm.BY_NAME),
         (_response_argument.ResponseName, _response_argument.BY_NAME),
-        (optclip.typing.Nonfinite, _clip.POLICIES),
+        (_typing.Nonfinite, _clip.POLICIES),
     ],
     ids=["norms", "responses", "nonfinite"],
 )

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import optclip
 from optclip import clip_cotangent
+from optclip._responses import _responses
 from tests.support import backprop
 from tests.support.helpers import differs, quick_jit
 
@@ -105,7 +105,7 @@ def test_relative_and_response_take_traced_numbers_in_scan(where):
     def value(x, q):
         how = {"relative": lambda norms: q * jnp.max(norms)}
         if where == "response":
-            how = {"response": optclip.responses.Smooth(q)}
+            how = {"response": _responses.Smooth(q)}
         return jnp.sum(clip_cotangent(x, 0.5, **how) * COTANGENT[0])
 
     def scanned(x, q):

@@ -13,6 +13,7 @@ from jax import P, lax
 from jax.sharding import AxisType
 
 import optclip
+from optclip import _thresholds
 
 # Private import: coverage is measured with a JAX that lacks the older types.
 from optclip._arrays import _axis_names
@@ -99,7 +100,7 @@ SPANNING = {
         optclip.thresholds.ema(), over=optclip.axes(0), **options
     ),
     "learned of elements": lambda **options: optclip.clip_by(
-        optclip.thresholds.ema_of_max(0.5), over="element", **options
+        _thresholds.ema_of_max(0.5), over="element", **options
     ),
     "skip": lambda **options: optclip.skip(
         optax.sgd(-1.0), max_norm=3.0, over="element", **options

@@ -10,6 +10,7 @@ import pytest
 
 import optclip
 from optclip import responses
+from optclip._responses import _responses
 from tests.support import helpers, oracles
 from tests.support.registry import LargestSoFar, square_root_capper
 
@@ -29,13 +30,13 @@ def into_band(n, c, low=0.0, shrink=0.0, growth=F32):
 
 
 FORMULAS = [
-    (responses.Hard(), oracles.hard),
-    (responses.Smooth(), oracles.smooth),
-    (responses.Normalize(), oracles.normalized),
-    (responses.Smooth(1.0), lambda n, c: 1 / (1 + n / c)),
-    (responses.Smooth(8.0), smooth_8),
-    (responses.Drop(), lambda n, c: float(n <= c)),
-    (responses.Tanh(), lambda n, c: c * math.tanh(n / c) / n if n else 1.0),
+    (_responses.Hard(), oracles.hard),
+    (_responses.Smooth(), oracles.smooth),
+    (_responses.Normalize(), oracles.normalized),
+    (_responses.Smooth(1.0), lambda n, c: 1 / (1 + n / c)),
+    (_responses.Smooth(8.0), smooth_8),
+    (_responses.Drop(), lambda n, c: float(n <= c)),
+    (_responses.Tanh(), lambda n, c: c * math.tanh(n / c) / n if n else 1.0),
     (responses.band(0.5), into_band),
     (
         responses.band(0.5, min_norm=0.6, max_shrink=0.2, max_growth=3.0),
@@ -53,7 +54,7 @@ FORMULAS = [
     ],
 )
 def test_subclass_of_shipped_response_is_rejected_like_its_base(make):
-    class Nearly(responses.Proportional):
+    class Nearly(_responses.Proportional):
         pass
 
     with pytest.raises(ValueError, match=r"bounds|single singular value|response"):
@@ -61,7 +62,7 @@ def test_subclass_of_shipped_response_is_rejected_like_its_base(make):
 
 
 def test_subclass_of_band_follows_its_schedule():
-    class Nearly(responses.Band):
+    class Nearly(_responses.Band):
         pass
 
     tx = optclip.clip_by_norm(2.0, response=Nearly(low=lambda step: 0.5 + step))
@@ -127,15 +128,15 @@ def test_response_whose_repr_fails_is_accepted():
 
 def test_hard_element_at_bound_keeps_sign_of_zero():
     x, one = jnp.float32(-0.0), jnp.float32(1.0)
-    assert np.signbit(responses.Hard().element(x, -one, jnp.float32(0.0)))
-    assert not np.signbit(responses.Hard().element(-x, jnp.float32(-0.0), one))
+    assert np.signbit(_responses.Hard().element(x, -one, jnp.float32(0.0)))
+    assert not np.signbit(_responses.Hard().element(-x, jnp.float32(-0.0), one))
 
 
 def test_normalize_elements_move_to_bounds():
     x = np.float32([-0.5, -2.0, 0.0, 0.5, 3.0])
-    moved = responses.Normalize().element(x, np.float32(-1.0), np.float32(2.0))
+    moved = _responses.Normalize().element(x, np.float32(-1.0), np.float32(2.0))
     np.testing.assert_array_equal(moved, [-1, -1, 0, 2, 2])
-    moved = responses.Normalize().element(x, np.float32(-1.0), np.float32(np.inf))
+    moved = _responses.Normalize().element(x, np.float32(-1.0), np.float32(np.inf))
     np.testing.assert_array_equal(moved, [-1, -1, 0, 0.5, 3])
 
 
@@ -166,14 +167,14 @@ def test_drop_elements_zeroes_those_beyond_bounds():
     np.testing.assert_array_equal(clip(x), [0.0, -1.0, 0.0, 2.0, 0.0, 0.0, np.nan])
     bounds = np.float32([np.nan, 1.0])
     for lower, upper in ((-bounds, 1.0), (-1.0, bounds)):
-        kept = responses.Drop().element(jnp.zeros(2), jnp.asarray(lower), upper)
+        kept = _responses.Drop().element(jnp.zeros(2), jnp.asarray(lower), upper)
         np.testing.assert_array_equal(np.isnan(kept), [True, False])
 
 
 def test_proportional_coefficient_is_of_each_element():
     """A rule reads these."""
     norms = np.float32([4.0, 0.5, 2.0])
-    coefficients = responses.Proportional().coefficient(norms, np.ones(3, np.float32))
+    coefficients = _responses.Proportional().coefficient(norms, np.ones(3, np.float32))
     np.testing.assert_allclose(coefficients, [0.25, 1.0, 0.25])
 
 

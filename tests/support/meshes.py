@@ -15,7 +15,7 @@ from jax import P
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
-from optclip import thresholds
+from optclip import _thresholds, thresholds
 from tests.support import helpers, registry
 
 # The first values are the most error-prone: a covering array prefers them.
@@ -122,12 +122,12 @@ LEARNED = [
     ),
     Clip(
         "second moment",
-        _by_element(thresholds.second_moment(0.5, warmup=0)),
+        _by_element(_thresholds.second_moment(0.5, warmup=0)),
         ("elements",),
     ),
     Clip("moment", _by_element(thresholds.moment(decay=0.5)), ("elements",)),
     Clip("ema of elements", _by_element(EMA), ("elements",)),
-    Clip("largest element", _by_element(thresholds.ema_of_max(0.5)), ("numbers",)),
+    Clip("largest element", _by_element(_thresholds.ema_of_max(0.5)), ("numbers",)),
     Clip("skip", _skip, ("numbers",)),
 ]
 

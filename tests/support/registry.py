@@ -463,9 +463,9 @@ def by_trait(entries: list[Entry] = ENTRIES, *kinds: str) -> list[Entry]:
 
 
 # Thresholds that are no rule to learn from norms, or take one.
-NO_RULES = {"Bounds", "Rule", "Seen", "bounds", "of", "of_gradients", "scaled"}
+NO_RULES = {"Rule", "Seen", "of", "scaled"}
 # The scope of each rule: of elements where one is made for them.
-OF_ELEMENTS = {"ema_of_max", "moment", "second_moment"}
+OF_ELEMENTS = {"moment"}
 RULES = {
     name: "element" if name in OF_ELEMENTS else "leaf"
     for name in optclip.thresholds.__all__

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import optclip
-from optclip import functional, thresholds
+from optclip import _thresholds, functional, thresholds
 
 
 class Range(NamedTuple):
@@ -178,7 +178,7 @@ LIMITS = mostly(
     [
         *(1.0, 0.5, 2, 0.0, 1e-30, 1e30, math.inf, np.float32(0.25), jnp.float32(3.0)),
         *(lambda step: 1.0 / (step + 1), {"a": 1.0, "b": 2.0}, None),
-        *(thresholds.quantile(0.5, 4), thresholds.bounds(-1.0, 2.0)),
+        *(thresholds.quantile(0.5, 4), _thresholds.bounds(-1.0, 2.0)),
     ],
     [
         *(-1.0, math.nan, -math.inf, True, "x", 1j, 10**400, Stranger(), np.zeros(0)),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import optclip
-from optclip import thresholds
+from optclip import _thresholds, thresholds
 from tests.support import covering
 from tests.support.steps import over_steps
 
@@ -19,16 +19,16 @@ WITH_ZEROS = {
     "mean_over_rms": T.mean_over_rms(),
     "moment": T.moment(decay=0.5),
     "previous_norm": T.previous_norm(1.0),
-    "second_moment": T.second_moment(4.0, 0.5, warmup=0),
+    "second_moment": _thresholds.second_moment(4.0, 0.5, warmup=0),
 }
 RULES = {
     "ema": T.ema(1.1, 0.5, warmup=0),
     "ema, debiased": T.ema(1.1, 0.5, warmup=0, start="debiased"),
     "ema, warm": T.ema(1.1, 0.5, warmup=3, max_norm=np.inf),
     "ema, zero": T.ema(1.1, 0.5, warmup=0, start="zero"),
-    "ema_of_max": T.ema_of_max(0.5),
+    "ema_of_max": _thresholds.ema_of_max(0.5),
     "mean_plus_std": T.mean_plus_std(1.0, 4, warmup=2),
-    "of_gradients": T.of_gradients(T.ema(1.1, 0.5, warmup=0)),
+    "of_gradients": _thresholds.of_gradients(T.ema(1.1, 0.5, warmup=0)),
     "quantile": T.quantile(0.5, 4),
     "quantile, traced": T.quantile(jnp.float32(0.3), 3),
     "zscore": T.zscore(1.5, 0.9, 3),

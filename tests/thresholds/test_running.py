@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import optclip
-from optclip import thresholds
+from optclip import _thresholds, thresholds
 from tests.support import helpers
 from tests.support.running_rules import INF, limits_of, seen, updated
 from tests.support.steps import history, over_steps
@@ -19,7 +19,7 @@ MODES = ["reciprocal", "mean", "percentile"]
 
 
 def means_of_max(decay):
-    return limits_of(thresholds.ema_of_max(decay), NORMS)
+    return limits_of(_thresholds.ema_of_max(decay), NORMS)
 
 
 traced_means = helpers.quick_jit(means_of_max)
@@ -67,7 +67,7 @@ def test_threshold_equals_hand_computed_value(rule, norms, expected):
 def test_average_of_equal_norms_is_that_norm():
     """Separately rounded weights would let it drift, which would count as clipping."""
     rtols = {
-        thresholds.ema_of_max(): 2e-7,
+        _thresholds.ema_of_max(): 2e-7,
         thresholds.ema(1.0, decay=0.9999, warmup=0): 1e-6,
         thresholds.moment(2.0, decay=0.9): 1e-6,
     }
@@ -82,7 +82,7 @@ def test_average_of_equal_norms_is_that_norm():
 
 def test_second_moment_clips_elements_after_warm_up():
     """To the root of 4 times half of 9. An element that was always 0 is unclipped."""
-    tx = optclip.clip_by_value(thresholds.second_moment(4.0, 0.5, warmup=1))
+    tx = optclip.clip_by_value(_thresholds.second_moment(4.0, 0.5, warmup=1))
     updates, _ = over_steps(tx, np.float32([[3.0, 0.0], [10.0, 5.0]]))
     expected = [[3.0, 0.0], [2 * math.sqrt(4.5), 5.0]]
     np.testing.assert_allclose(updates, expected, rtol=1e-6)

@@ -9,7 +9,6 @@ from tests.support import helpers
 
 ONES = np.ones(3, np.float32)
 LABELS = {"a": "x"}
-BOUNDS = optclip.thresholds.bounds(-1.0, 2.0)
 REJECTED = [
     (optclip.clip_by_value, (), {}, "got neither: .*Pass only limit"),
     (optclip.clip_by_value, (1.0,), {"lower": -1.0}, "got both: .*Pass only limit"),
@@ -21,20 +20,12 @@ REJECTED = [
         "got both: .*lower=None, upper=2.0.*Pass only limit",
     ),
     (optclip.recipes.aggc, ({"a": ONES},), {}, "A label in `groups` must be a string"),
-    (optclip.clip_by, (BOUNDS,), {}, "bounds.* applies to single elements"),
-    (
-        optclip.clip_by,
-        (BOUNDS,),
-        {"over": "element", "response": "smooth"},
-        "bounds.* applies to single elements",
-    ),
 ]
 
 
 @pytest.mark.parametrize(("make", "arguments", "options", "words"), REJECTED)
 def test_clipping_wrong_arguments_raises(make, arguments, options, words):
-    error = ValueError if "bounds" in words else TypeError
-    with pytest.raises(error, match=f"(?s){words}"):
+    with pytest.raises(TypeError, match=f"(?s){words}"):
         make(*arguments, **options)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 import optclip
-from optclip import thresholds
+from optclip import _thresholds, thresholds
 from tests.support.helpers import quick_jit
 
 GOLDEN = pathlib.Path(__file__).with_name("golden_state_0_1.json")
@@ -31,7 +31,7 @@ def optimizer():
         optclip.clip_by_norm(
             thresholds.mean_plus_std(0.5, window=4), axis=0, name="slice"
         ),
-        optclip.clip_by_value(thresholds.second_moment(0.5, warmup=2), name="element"),
+        optclip.clip_by_value(_thresholds.second_moment(0.5, warmup=2), name="element"),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from flax import serialization, traverse_util
 
 import optclip
-from optclip import thresholds
+from optclip import _thresholds, thresholds
 from tests.support import helpers
 from tests.support.helpers import quick_jit
 
@@ -36,9 +36,9 @@ RULES = {
     "mean_plus_std": thresholds.mean_plus_std(window=8),
     "mean_over_rms": thresholds.mean_over_rms(),
     "previous_norm": thresholds.previous_norm(),
-    "ema_of_max": thresholds.ema_of_max(),
+    "ema_of_max": _thresholds.ema_of_max(),
     "moment": thresholds.moment(),
-    "of_gradients": thresholds.of_gradients(thresholds.ema()),
+    "of_gradients": _thresholds.of_gradients(thresholds.ema()),
     "user": Recorded(),
 }
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import optclip
-from optclip import thresholds
+from optclip import _thresholds, thresholds
 from tests.support.registry import ENTRIES
 
 PARAMS = {"kernel": jnp.ones((4, 3)), "bias": [jnp.ones(3)]}
@@ -65,7 +65,7 @@ def test_tree_map_params_of_rule_over_norms_marks_nothing(rule, name):
 
 def test_tree_map_params_of_rule_over_elements_marks_its_memory():
     """It is as large as the parameters and must be sharded like them."""
-    tx = optclip.clip_by(thresholds.second_moment(), over="element")
+    tx = optclip.clip_by(_thresholds.second_moment(), over="element")
     like, _ = split(tx, jax.eval_shape(tx.init, PARAMS))
     assert sorted(like) == [(3,), (4, 3)]
 

@@ -185,8 +185,8 @@ def test_site_loads_no_external_resource(pages):
             'href="../_modules/optclip/_scopes/_groups.html#groups"',
         ),
         (
-            "api/optclip.responses.Smooth.html",
-            'href="../_modules/optclip/_responses/_responses.html#Smooth"',
+            "api/optclip.responses.band.html",
+            'href="../_modules/optclip/_responses/_responses.html#band"',
         ),
     ],
 )

@@ -13,7 +13,7 @@ import optax
 import orbax.checkpoint as ocp
 
 import optclip
-from optclip import thresholds
+from optclip import _thresholds, thresholds
 
 GOLDEN = Path(__file__).with_name("golden")
 # Steps before and after the checkpoint.
@@ -31,7 +31,7 @@ def optimizer() -> optax.GradientTransformation:
     Uses only what 0.1.0 contains, since its checkpoint must be restored.
     """
     adam = optclip.with_periodic_reset(optax.adam(0.05), every=9, warmup=2)
-    usual = thresholds.of_gradients(thresholds.ema(0.1, decay=0.9, warmup=0))
+    usual = _thresholds.of_gradients(thresholds.ema(0.1, decay=0.9, warmup=0))
     steps = optclip.clip_after(adam, optclip.clip_by_global_norm(usual, name="after"))
     rule = thresholds.mean_plus_std(4.0, window=8, ddof=1)
     return optclip.skip(
@@ -48,8 +48,8 @@ def clips() -> list[optax.GradientTransformation]:
     by_group = optclip.by_path(lambda path: "head" if "head" in path else "body")
     deviations = thresholds.mean_plus_std(0.5, window=6)
     moment = thresholds.moment(power=1.5, decay=0.5)
-    second = thresholds.second_moment(theta=2.0, decay=0.9, warmup=3)
-    largest = thresholds.ema_of_max(decay=0.9)
+    second = _thresholds.second_moment(theta=2.0, decay=0.9, warmup=3)
+    largest = _thresholds.ema_of_max(decay=0.9)
     return [
         optclip.clip_by_group_norm(rules, by_group, name="groups"),
         optclip.clip_by_norm(1.5, record="leaves", name="leaves"),

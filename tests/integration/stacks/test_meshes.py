@@ -15,7 +15,7 @@ from jax import P
 from jax.sharding import AxisType
 
 import optclip
-from optclip import thresholds
+from optclip import _thresholds, thresholds
 from tests.integration.stacks import by_hand, checkpoints, page
 from tests.integration.stacks.checkpoints import by_orbax
 
@@ -109,7 +109,7 @@ def test_tree_map_params_returns_specs_for_shard_map(mesh):
             optclip.clip_by_norm(thresholds.quantile(0.5, window=3), record="leaves"),
             optclip.clip_by(rule, over=optclip.units(), name="units", **of_slices),
             optclip.clip_by_value(
-                thresholds.second_moment(0.1, warmup=1), name="elements"
+                _thresholds.second_moment(0.1, warmup=1), name="elements"
             ),
             optclip.skip(optax.adam(0.1), max_norm=thresholds.zscore(), over="leaf"),
         )
