@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -47,19 +47,19 @@ _RELATIONS = {
 }  # fmt: skip
 
 
-class ClippedNorms(NamedTuple):
-    """Hold the norms of one example and their clipping, in the scope's structure."""
-
-    norm: PyTree
-    coefficient: PyTree
-    nonfinite: PyTree
+# The norms of one example, the coefficients, and whether the norms are non-finite, each
+# in the scope's structure.
+ClippedNorms = tuple[PyTree, PyTree, PyTree]
 
 
 def _about(decision: Decision, coefficients: Batched) -> ClippedNorms:
     layout, norms = decision.layout, decision.norms
     nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
-    columns = norms, coefficients, nonfinite
-    return ClippedNorms(*(layout.tree(column.entries()) for column in columns))
+    return (
+        layout.tree(norms.entries()),
+        layout.tree(coefficients.entries()),
+        layout.tree(nonfinite.entries()),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,16 +183,15 @@ class Bound:
     def _limits(self, params: PyTree) -> list[Any]:
         if self.scope == TREE:
             return [self.threshold]
-        values = jax.tree.leaves(self.threshold, is_leaf=lambda t: t is None)
-        limits = [math.inf if t is None else t for t in values]
-        if params is None:
-            if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
-                return limits
-            wanted = "the parameters, whose leaves or groups share one threshold"
-            advice = "Call f.sensitivity(relation, params=params)."
-            raise ValueError(_validate.must_be("params", wanted, None, advice))
-        layout = layout_of(self.clip(()), _zeros(params))
-        return layout.fill("threshold", self.threshold)
+        if params is not None:
+            layout = layout_of(self.clip(()), _zeros(params))
+            return layout.fill("threshold", self.threshold)
+        if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
+            limits = jax.tree.leaves(self.threshold, is_leaf=lambda t: t is None)
+            return [math.inf if t is None else t for t in limits]
+        wanted = "the parameters, whose leaves or groups share one threshold"
+        advice = "Call f.sensitivity(relation, params=params)."
+        raise ValueError(_validate.must_be("params", wanted, None, advice))
 
     def _in_units(self, clip: Clip, summed: PyTree) -> PyTree:
         layout = layout_of(clip, summed)

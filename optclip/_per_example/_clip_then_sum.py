@@ -25,7 +25,7 @@ from ._ghost._ghost_backward import (
     scaled_squares,
     weighted_gradients,
 )
-from ._ghost._sites import unsupported as unsupported_leaf
+from ._ghost._sites import check_supported
 from ._microbatches import OfMicrobatch
 
 
@@ -73,8 +73,6 @@ def clipped(
     padding: Any,
     size: int | None,
     reduce: Reduce = "sum",
-    *,
-    is_ghost: bool = False,
 ) -> tuple[PyTree, ExampleInfo]:
     """Return the sum of clipped gradients, or each of them, and an `ExampleInfo`.
 
@@ -89,7 +87,7 @@ def clipped(
         grads, info = _microbatches.each(of_each, source.examples, flags, size)
         return bound.finished(clip, grads), info
     function = _microbatches.added_up(of_each)
-    if is_ghost:
+    if source.is_ghost:
         function = _ghost_microbatch(source, bound, clip)
     summed, info = _microbatches.summed(function, source.examples, flags, size)
     summed = lax.psum(summed, source.axes) if source.axes else summed
@@ -97,7 +95,7 @@ def clipped(
 
 
 def measured(
-    source: Source, bound: Bound, padding: Any, size: int | None, *, is_ghost: bool
+    source: Source, bound: Bound, padding: Any, size: int | None
 ) -> tuple[Any, PyTree]:
     """Return the value and the norms of each example."""
     clip = bound.clip(source.split)
@@ -110,7 +108,7 @@ def measured(
         return None, without_padding((value, norms), is_padding)
 
     function = _microbatches.of_each(of_one)
-    if is_ghost:
+    if source.is_ghost:
         function = _ghost_norms(source, bound, clip)
     _, values_and_norms = _microbatches.each(function, source.examples, flags, size)
     return values_and_norms
@@ -148,23 +146,18 @@ def _wide(grads: PyTree) -> PyTree:
     )
 
 
-def unsupported(bound: Bound) -> str:
-    """Return the error message if `bound` needs gradients, else an empty string."""
-    if bound.nonfinite != "raise":
-        return ""
-    advice = "Pass method='vmap', which computes the gradient of each example."
-    wanted = "'zero' or 'propagate' for method='ghost'"
-    return _validate.must_be("nonfinite", wanted, bound.nonfinite, advice)
-
-
 def _ghost_microbatch(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
     """Return the clipped sum of a microbatch, and an `ExampleInfo`."""
 
     def function(rows: Row, padding: jax.Array) -> tuple[PyTree, PyTree]:
         back = _checked_backward(source, rows.example, strict=bound.strict)
-        about = jax.vmap(functools.partial(_about, bound, clip))
-        norms, by_leaf = about(scaled_squares(back), rows.weight, padding)
-        value = jax.vmap(without_padding)(back.values, padding)
+        # Without leaves, the squares do not contain the number of examples.
+        of_all = jax.vmap(
+            functools.partial(bound.of_squares, clip), axis_size=len(back.values)
+        )
+        norms, by_leaf = of_all(scaled_squares(back), rows.weight)
+        results = back.values, norms, by_leaf
+        value, norms, by_leaf = jax.vmap(without_padding)(results, padding)
         info = ExampleInfo(value, *norms, padding=padding, aux=back.aux)
         return _weighted_sum(clip, back, by_leaf), info
 
@@ -174,11 +167,8 @@ def _ghost_microbatch(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
 def _checked_backward(
     source: Source, examples: PyTree, *, strict: bool
 ) -> BackwardPass:
-    back = backward(source.loss, source.params, examples, has_aux=True)
-    kinds = jax.tree.unflatten(jax.tree.structure(back.params), back.trace.kinds)
-    is_rounded = strict and back.trace.is_narrow()
-    if why := unsupported_leaf(kinds, is_rounded=is_rounded):
-        raise ValueError(why)
+    back = backward(source.loss, source.params, examples)
+    check_supported(back.trace, back.params, strict=strict)
     return back
 
 
@@ -194,12 +184,6 @@ def _ghost_norms(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
         return None, jax.vmap(without_padding)((back.values, norms), padding)
 
     return function
-
-
-def _about(
-    bound: Bound, clip: Clip, squares: PyTree, weight: Any, is_padding: jax.Array
-) -> Any:
-    return without_padding(bound.of_squares(clip, squares, weight), is_padding)
 
 
 def _weighted_sum(clip: Clip, back: BackwardPass, by_leaf: PyTree) -> PyTree:

@@ -17,7 +17,7 @@ from . import _clip_then_sum
 from ._bound import Bound, Relation, bound_of, check_floats
 from ._clip_then_sum import ExampleInfo, Reduce
 from ._example_gradients import Source, check_placed, check_together, with_weights
-from ._loss import Loss, apart
+from ._loss import Loss, apart, loss_of
 from ._microbatches import batch_size
 from ._responses import ExampleResponse
 
@@ -86,12 +86,12 @@ class ClippedGrad:
           ValueError: `weights` is passed without `max_weight`, or missing with it.
         """
         self.bound.check_weights(weights)
-        source = _source_of(self.loss, args, self.microbatch_size, self.method)
-        is_ghost = _is_ghost(source, self.bound, self.method)
+        size = self.microbatch_size
+        source = _source_of(self.loss, args, self.bound, size, self.method)
+        source = with_weights(source, weights)
         grads, info = _clip_then_sum.clipped(
-            with_weights(source, weights), self.bound, padding,
-            self.microbatch_size, self.reduce, is_ghost=is_ghost,
-        )  # fmt: skip
+            source, self.bound, padding, size, self.reduce
+        )
         return _placement.back(grads, self.loss.params(args)), info
 
     def sensitivity(
@@ -222,12 +222,12 @@ def clipped_grad(
     bound = bound_of(
         threshold, over, response, nonfinite, strict, normalize_by, max_weight
     )
-    checked = Loss(loss, argnums, batch_argnums, has_aux)
+    checked = loss_of(loss, argnums, batch_argnums, has_aux)
     return ClippedGrad(checked, bound, microbatch_size, reduce, method)
 
 
 def _source_of(
-    loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
+    loss: Loss, args: tuple[Any, ...], bound: Bound, size: int | None, method: Method
 ) -> Source:
     """Return the per-example gradients of a loss at these arguments."""
     params, examples = _placement.on_device(loss.params(args)), loss.examples(args)
@@ -250,7 +250,12 @@ def _source_of(
         (value, aux), grads = value_and_grads
         return value, aux, grads
 
-    return Source(gradient, examples, split, axes, of_one, params)
+    source = Source(gradient, examples, split, axes, of_one, params)
+    if method == "vmap":
+        return source
+    _check_ghost(source, bound)
+    # Without examples there is nothing to trace.
+    return source._replace(is_ghost=number > 0)
 
 
 def norms(
@@ -295,46 +300,38 @@ def norms(
     size = _clip_then_sum.size_of(microbatch_size)
     _validate.choice("method", method, METHODS)
     bound = bound_of(0.0, over, "hard", "zero", False, 1.0)
-    checked = Loss(loss, argnums, batch_argnums, has_aux)
+    checked = loss_of(loss, argnums, batch_argnums, has_aux)
 
     def measured(
         *args: Any, padding: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
-        source = _source_of(checked, args, size, method)
-        is_ghost = _is_ghost(source, bound, method)
-        return _clip_then_sum.measured(source, bound, padding, size, is_ghost=is_ghost)
+        source = _source_of(checked, args, bound, size, method)
+        return _clip_then_sum.measured(source, bound, padding, size)
 
     return measured
 
 
-def _is_ghost(source: Source, bound: Bound, method: str) -> bool:
-    """Return whether to compute norms without gradients; raise if unsupported."""
-    if method == "vmap":
-        return False
-    if why := _unsupported(source, bound):
-        raise ValueError(why)
-    # Without examples there is nothing to trace.
-    return batch_size(source.examples) > 0
-
-
-def _unsupported(source: Source, bound: Bound) -> str:
-    """Return the error message if `"ghost"` is unsupported, else an empty string."""
+def _check_ghost(source: Source, bound: Bound) -> None:
+    """Raise if norms cannot be computed without gradients."""
     if any(map(jnp.iscomplexobj, jax.tree.leaves(source.params))):
-        return (
+        raise ValueError(
             "method='ghost' does not support complex parameters. Use method='vmap', or"
             " pass real and imaginary parts as two leaves."
         )
     arrays = jax.tree.leaves((source.params, source.examples))
     kinds = [jax.typeof(jnp.asarray(x)) for x in arrays]
     if any(_axis_names.varying(kind) - {*source.axes} for kind in kinds):
-        return (
+        raise ValueError(
             "method='ghost' does not support parameters that are split inside"
             " shard_map. Use method='vmap', or jax.jit without shard_map."
         )
     # Only Explicit axes are part of an array's type.
     if any(any(kind.sharding.spec) for kind in kinds):
-        return (
+        raise ValueError(
             "method='ghost' does not support arrays that are split over Explicit mesh"
             " axes. Use method='vmap', or Auto axes."
         )
-    return _clip_then_sum.unsupported(bound)
+    if bound.nonfinite == "raise":
+        advice = "Pass method='vmap', which computes the gradient of each example."
+        wanted = "'zero' or 'propagate' for method='ghost'"
+        raise ValueError(_validate.must_be("nonfinite", wanted, "raise", advice))

@@ -21,7 +21,8 @@ class Source(NamedTuple):
     `of_one(example)` returns the value, the aux and the gradient of an example. `split`
     holds the mapped axes that split each leaf, and `axes` those that split the
     examples. `loss` returns the value and aux for parameters and an example; it is None
-    for gradients that are already computed.
+    for gradients that are already computed. With `is_ghost`, norms are computed
+    without gradients.
     """
 
     of_one: Callable[[PyTree], tuple[Any, Any, PyTree]]
@@ -30,6 +31,7 @@ class Source(NamedTuple):
     axes: Axes = ()
     loss: Any = None
     params: PyTree = None
+    is_ghost: bool = False
 
 
 def check_whole(grads: PyTree) -> None:
@@ -78,32 +80,35 @@ def _explicit_axes(x: Any, dimensions: slice = slice(None)) -> set[Any]:
     return {*jax.tree.leaves(tuple(jax.typeof(x).sharding.spec[dimensions]))}
 
 
-def padding_of(padding: Any, examples: PyTree) -> jax.Array:
-    """Return bools that mark the padding of the batch, one per example."""
-    number = _microbatches.batch_size(examples)
-    if padding is None:
-        # `vmap` maps flags and examples together, so on Explicit axes they must have
-        # the same sharding.
-        return _placement.no_flags(jax.tree.leaves(examples)[0])
-    wanted = f"an array of {number} bools, one per example, or None"
-    if getattr(padding, "dtype", None) != np.bool_:
-        raise TypeError(_validate.must_be("padding", wanted, padding))
-    if jnp.shape(padding) != (number,):
-        advice = f"Its shape is {jnp.shape(padding)}."
-        raise ValueError(_validate.must_be("padding", wanted, padding, advice))
-    return jnp.asarray(padding)
-
-
 def padded(source: Source, padding: Any) -> tuple[Source, jax.Array]:
     """Return the source with padding replaced by other examples, and the padding flags.
 
     Padding may contain NaN, which would persist in derivatives multiplied by zero.
     """
-    flags = padding_of(padding, source.examples)
-    if padding is None or flags.shape[0] == 0:
+    number = _microbatches.batch_size(source.examples)
+    if padding is None:
+        # `vmap` maps flags and examples together, so on Explicit axes they must have
+        # the same sharding.
+        return source, _placement.no_flags(jax.tree.leaves(source.examples)[0])
+    is_bool = getattr(padding, "dtype", None) == np.bool_
+    _check_rows("padding", "bools", padding, number, is_bool)
+    flags = jnp.asarray(padding)
+    if number == 0:
         return source, flags
     examples, _ = harmless(source.examples, ~flags)
     return source._replace(examples=examples), flags
+
+
+def _check_rows(
+    name: str, kind: str, values: Any, number: int, is_kind: bool, advice: str = ""
+) -> None:
+    """Raise unless there is one value of a kind per example."""
+    wanted = f"an array of {number} {kind}, one per example, or None"
+    if not is_kind:
+        raise TypeError(_validate.must_be(name, wanted, values, advice))
+    if jnp.shape(values) != (number,):
+        advice = f"Its shape is {jnp.shape(values)}."
+        raise ValueError(_validate.must_be(name, wanted, values, advice))
 
 
 def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
@@ -152,14 +157,10 @@ def with_weights(source: Source, weights: Any) -> Source:
     number = _microbatches.batch_size(source.examples)
     if weights is None:
         return source._replace(examples=Row(source.examples))
+    is_bool = getattr(weights, "dtype", None) == np.bool_
+    advice = "For bools, pass padding=~weights." if is_bool else ""
+    is_number = _validate.is_number(weights)
+    _check_rows("weights", "real numbers", weights, number, is_number, advice)
     flags = _placement.no_flags(jnp.asarray(jax.tree.leaves(source.examples)[0]))
-    wanted = f"an array of {number} real numbers, one per example, or None"
-    if not _validate.is_number(weights):
-        is_bool = getattr(weights, "dtype", None) == np.bool_
-        advice = "For bools, pass padding=~weights." if is_bool else ""
-        raise TypeError(_validate.must_be("weights", wanted, weights, advice))
-    if jnp.shape(weights) != flags.shape:
-        advice = f"Its shape is {jnp.shape(weights)}."
-        raise ValueError(_validate.must_be("weights", wanted, weights, advice))
     weights = _placement.placed_as(_numerics.as_array(weights), flags)
     return source._replace(examples=Row(source.examples, weights))

@@ -20,90 +20,82 @@ from ._microbatches import batch_size
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Hold a user's function of one example."""
+    """Hold a user's function of one example, and the places of its arguments."""
 
     function: Callable[..., Any]
-    argnums: int | tuple[int, ...]
-    batch_argnums: int | tuple[int, ...]
+    by: tuple[int, ...]
+    batch: tuple[int, ...]
+    is_by_tuple: bool
     has_aux: bool
-
-    def __post_init__(self) -> None:
-        wanted = "a function loss(params, example) of one example"
-        _validate.kind("loss", self.function, Callable, wanted)
-        _validate.flag("has_aux", self.has_aux)
-        places = [*_places("argnums", self.argnums)]
-        places += _places("batch_argnums", self.batch_argnums)
-        if len(set(places)) < len(places):
-            raise ValueError(
-                "`argnums` and `batch_argnums` must list different arguments, got"
-                f" {self.argnums} and {self.batch_argnums}. List each argument once."
-            )
 
     def params(self, args: tuple[Any, ...]) -> PyTree:
         """Return the argument to differentiate with respect to, or a tuple of them."""
-        self._check_count(args)
-        if isinstance(self.argnums, tuple):
-            return tuple(args[i] for i in self.argnums)
-        return args[self.argnums]
+        needed = 1 + max(*self.by, *self.batch)
+        if len(args) < needed:
+            raise TypeError(
+                f"The function must be called with at least {needed} arguments to cover"
+                f" `argnums` and `batch_argnums`, got {len(args)}. Pass the others."
+            )
+        params = tuple(args[i] for i in self.by)
+        return params if self.is_by_tuple else params[0]
 
     def examples(self, args: tuple[Any, ...]) -> list[PyTree]:
         """Return the arguments that have a batch axis; warn if one may be missing."""
-        batch = _places("batch_argnums", self.batch_argnums)
-        examples = [args[i] for i in batch]
+        examples = [args[i] for i in self.batch]
         size = batch_size(examples)
-        others = set(range(len(args))) - {*batch, *_places("argnums", self.argnums)}
-        for i in sorted(others):
+        for i in sorted({*range(len(args))} - {*self.batch, *self.by}):
             shapes = [jnp.shape(x) for x in jax.tree.leaves(args[i])]
             is_many = not isinstance(size, int) or size > 1
             if is_many and shapes and all(shape[:1] == (size,) for shape in shapes):
                 warnings.warn(
                     f"Each example receives all of argument {i} of the loss, although"
                     f" its first axis has the length of the batch, {size}. If it has an"
-                    f" entry per example, pass batch_argnums={(*batch, i)}; otherwise"
-                    " bind it with functools.partial.",
+                    f" entry per example, pass batch_argnums={(*self.batch, i)};"
+                    " otherwise bind it with functools.partial.",
                     stacklevel=3,
                 )
         return examples
 
     def of_one(self, args: tuple[Any, ...]) -> Callable[..., tuple[jax.Array, Any]]:
         """Return a function of parameters and one example: `(value, aux)`."""
-        batch = _places("batch_argnums", self.batch_argnums)
-        is_one = not isinstance(self.argnums, tuple)
-        by = _places("argnums", self.argnums)
 
         def function(params: PyTree, example: list[PyTree]) -> tuple[jax.Array, Any]:
-            arguments = list(args)
-            for i, x in zip(by, (params,) if is_one else params, strict=True):
-                arguments[i] = x
-            for i, x in zip(batch, example, strict=True):
-                arguments[i] = x
-            value, aux = self._value_and_aux(self.function(*arguments))
+            by = params if self.is_by_tuple else (params,)
+            arguments = dict(enumerate(args))
+            arguments |= dict(zip(self.by, by, strict=True))
+            arguments |= dict(zip(self.batch, example, strict=True))
+            returned = self.function(*arguments.values())
+            if not self.has_aux:
+                returned = returned, None
+            elif not isinstance(returned, (tuple, list)) or len(returned) != 2:
+                raise TypeError(
+                    "With has_aux=True the loss must return (value, aux), got"
+                    f" {_kind(returned)}. Return both, or remove has_aux=True."
+                )
+            value, aux = returned
             _check_value(value)
             return value, aux
 
         return function
 
-    def _value_and_aux(self, returned: Any) -> tuple[Any, Any]:
-        if not self.has_aux:
-            return returned, None
-        if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-            raise TypeError(
-                "With has_aux=True the loss must return (value, aux), got"
-                f" {_kind(returned)}. Return both, or remove has_aux=True."
-            )
-        value, aux = returned
-        return value, aux
 
-    def _check_count(self, args: tuple[Any, ...]) -> None:
-        needed = 1 + max(
-            *_places("argnums", self.argnums),
-            *_places("batch_argnums", self.batch_argnums),
+def loss_of(
+    function: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    batch_argnums: int | tuple[int, ...],
+    has_aux: bool,
+) -> Loss:
+    """Return the validated loss that a user's arguments specify."""
+    wanted = "a function loss(params, example) of one example"
+    _validate.kind("loss", function, Callable, wanted)
+    _validate.flag("has_aux", has_aux)
+    by, batch = _places("argnums", argnums), _places("batch_argnums", batch_argnums)
+    if len({*by, *batch}) < len(by) + len(batch):
+        raise ValueError(
+            "`argnums` and `batch_argnums` must list different arguments, got"
+            f" {argnums} and {batch_argnums}. List each argument once."
         )
-        if len(args) < needed:
-            raise TypeError(
-                f"The function must be called with at least {needed} arguments to cover"
-                f" `argnums` and `batch_argnums`, got {len(args)}. Pass the others."
-            )
+    return Loss(function, by, batch, isinstance(argnums, tuple), has_aux)
 
 
 def apart(
@@ -118,7 +110,12 @@ def apart(
       The parameters; a function that returns the mapped axes that split each of them,
       for the norm; and the axes that split the examples.
     """
-    _check_typed()
+    if _axis_names.untyped_axes():
+        raise ValueError(
+            "Per-example gradients are not supported inside pmap, or shard_map with"
+            " check_vma=False, where types do not specify which devices hold other"
+            " examples. Use shard_map with check_vma=True."
+        )
     values, _ = jax.eval_shape(jax.vmap(loss, (None, 0)), params, examples)
     # Include the axes of the examples, because a loss summed over devices does not vary
     # over any.
@@ -195,12 +192,3 @@ def _kind(returned: Any) -> str:
     if hasattr(returned, "dtype"):
         return str(jax.typeof(returned))
     return type(returned).__name__
-
-
-def _check_typed() -> None:
-    if _axis_names.untyped_axes():
-        raise ValueError(
-            "Per-example gradients are not supported inside pmap, or shard_map with"
-            " check_vma=False, where types do not specify which devices hold other"
-            " examples. Use shard_map with check_vma=True."
-        )

@@ -17,9 +17,9 @@ from tests.support import (
 from tests.support.example_losses import MODELS, PLACE_EXAMPLES, PLACE_PARAMS, PLACES
 
 KINDS = {
-    "cnn": {"gram", "materialized"},
-    "transformer": {"gram", "embedding", "materialized"},
-    "rows_out_of_bounds": {"embedding", "unused"},
+    "cnn": {"formula", "materialized"},
+    "transformer": {"formula", "materialized"},
+    "rows_out_of_bounds": {"formula", "unused"},
 }
 
 
@@ -106,14 +106,14 @@ def test_ghost_large_leaf_equals_gradients(loss, shape):
 
 
 CHANGES = {
-    "transposed": (lambda w: w.T, "product"),
-    "reshaped": (lambda w: w.reshape(2, -1).reshape(4, 4), "product"),
-    "reversed": (lambda w: w[::-1], "product"),
-    "cut": (lambda w: w[:, :3], "product"),
-    "split": (lambda w: jnp.split(w, 2, axis=1)[0], "product"),
-    "negated": (lambda w: -w, "product"),
-    "cast": (lambda w: w.astype(jnp.bfloat16), "product"),
-    "lifted": (lambda w: jnp.squeeze(w[None], 0), "product"),
+    "transposed": (lambda w: w.T, "formula"),
+    "reshaped": (lambda w: w.reshape(2, -1).reshape(4, 4), "formula"),
+    "reversed": (lambda w: w[::-1], "formula"),
+    "cut": (lambda w: w[:, :3], "formula"),
+    "split": (lambda w: jnp.split(w, 2, axis=1)[0], "formula"),
+    "negated": (lambda w: -w, "formula"),
+    "cast": (lambda w: w.astype(jnp.bfloat16), "formula"),
+    "lifted": (lambda w: jnp.squeeze(w[None], 0), "formula"),
     "sine": (jnp.sin, "materialized"),
     "doubled": (lambda w: w + w, "materialized"),
     "stacked": (lambda w: jnp.stack([w, w])[1], "materialized"),
@@ -157,7 +157,7 @@ def test_ghost_norms_allocate_no_batch_of_gradients():
     kinds = kinds_of(
         word_model, *jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), given)
     )
-    assert kinds == {"words": "embedding", "layers": "gram", "head": "gram"}
+    assert kinds == {"words": "formula", "layers": "formula", "head": "formula"}
     program = helpers.optimized_jit(f).lower(*given).compile()
     leaves = 4 * sum(x.size for x in params.values())
     assert program.memory_analysis().temp_size_in_bytes < BATCH * leaves / 5

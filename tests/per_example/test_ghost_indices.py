@@ -68,7 +68,7 @@ def test_ghost_ids_of_integer_dtype_equal_gradients():
         return total
 
     f = norms(loss, method="ghost", over="leaf")
-    assert {*per_example_oracle.kinds_of(loss, tables, (ids, WEIGHTS))} == {"embedding"}
+    assert {*per_example_oracle.kinds_of(loss, tables, (ids, WEIGHTS))} == {"formula"}
     _, measured = helpers.quick_jit(f)(tables, (ids, WEIGHTS))
     for case, of_one, norm in zip(cases, ids, measured, strict=True):
         lookup, _, rows = case
@@ -87,7 +87,7 @@ def test_ghost_sum_of_small_ids_is_bounded():
     assert jnp.linalg.norm(total) <= f.sensitivity()
 
 
-@pytest.mark.parametrize(("rows", "kind"), [(46_000, "embedding"), (70_000, "")])
+@pytest.mark.parametrize(("rows", "kind"), [(46_000, "formula"), (70_000, "")])
 def test_plan_has_formula_for_rows_that_int32_counts(rows, kind):
     """70,000 squared rows overflow."""
     kinds = []

@@ -95,7 +95,7 @@ def test_ghost_norm_of_canceling_positions_keeps_precision(rest):
     x[1], d[1] = x[0] + rest * x[1], -d[0]
     d[2] *= rest
     example = (x[None], d[None], IDS)
-    assert per_example_oracle.kinds_of(loss, PARAMS, example)["w"] == "gram"
+    assert per_example_oracle.kinds_of(loss, PARAMS, example)["w"] == "formula"
     found, expected = found_and_expected(x, d)
     least = 1e-7 * np.linalg.norm(x) * np.linalg.norm(d)
     np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6, atol=least)

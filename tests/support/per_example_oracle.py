@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._per_example._ghost._formulas import Scaled
+from optclip._per_example._ghost._formulas import Scaled, shifted
 from optclip._per_example._ghost._ghost_backward import (
     backward,
     scaled_squares,
@@ -30,16 +30,12 @@ def widened(tree):
 
 
 def gradients(loss, params, examples):
-    """Return losses and the gradients of each leaf, zeros for integers."""
+    """Return losses and the gradients of each leaf."""
     with jax.enable_x64(True):
         params, examples = widened(params), widened(examples)
-        of_one = jax.value_and_grad(loss, allow_int=True)
+        of_one = jax.value_and_grad(loss)
         values, grads = always_quick_jit(jax.vmap(of_one, (None, 0)))(params, examples)
-        leaves = jax.tree.leaves(grads)
-        return np.asarray(values), [
-            np.zeros(x.shape) if x.dtype == jax.dtypes.float0 else np.float64(x)
-            for x in leaves
-        ]
+        return np.asarray(values), [np.float64(x) for x in jax.tree.leaves(grads)]
 
 
 def norm(grads):
@@ -50,13 +46,16 @@ def ghost(loss, params, examples, weights, run):
     """Return losses, norms and weighted sums, without per-example gradients."""
 
     def function(*arguments):
-        back = backward(loss, *arguments)
+        back = backward(lambda *given: (loss(*given), None), *arguments)
         squares = jax.tree.leaves(
             scaled_squares(back), is_leaf=lambda x: isinstance(x, Scaled)
         )
-        which = [i for i, x in enumerate(back.leaves) if is_float(x)]
-        sums = weighted_gradients(back, which, weights)
-        return back.values, [x.norm() for x in squares], sums
+        sums = weighted_gradients(back, range(len(back.leaves)), weights)
+        return (
+            back.values,
+            [shifted(jnp.sqrt(x.square), x.exponent) for x in squares],
+            sums,
+        )
 
     return jax.tree.map(np.float64, run(function)(params, examples))
 
@@ -73,11 +72,7 @@ def check(loss, params, examples, rtol=1e-6, run=always_quick_jit, least=1e-3):
     atol = least * rtol * max(1e-2, *(np.nanmax(norm(x)) for x in grads))
     for measured, want in zip(norms, map(norm, grads), strict=True):
         np.testing.assert_allclose(measured, want, rtol=rtol, atol=atol)
-    expected = [
-        np.tensordot(weights, x, 1)
-        for x, leaf in zip(grads, jax.tree.leaves(params), strict=True)
-        if is_float(leaf)
-    ]
+    expected = [np.tensordot(weights, x, 1) for x in grads]
     for total, want in zip(sums, expected, strict=True):
         size = norm(want[None])[0]
         np.testing.assert_allclose(total, want, atol=20 * rtol * size + atol)
@@ -88,4 +83,5 @@ def kinds_of(loss, params, examples):
     leaves, treedef = jax.tree.flatten(params)
     example = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
     params = treedef.unflatten([jnp.asarray(x) for x in leaves])
-    return treedef.unflatten(traced(loss, params, example, has_aux=False).kinds)
+    trace = traced(lambda *given: (loss(*given), None), params, example)
+    return treedef.unflatten(trace.kinds)

@@ -42,10 +42,6 @@ class Scaled(NamedTuple):
         by = self.exponent - exponent
         return shifted(shifted(self.square, by), by)
 
-    def norm(self) -> jax.Array:
-        """Return the norm, over the whole range of its dtype."""
-        return shifted(jnp.sqrt(self.square), self.exponent)
-
     def summed(self) -> Scaled:
         """Return the sum over the last axis."""
         most = jnp.max(self.exponent, axis=-1)
@@ -114,22 +110,11 @@ def mapped(function: Any, size: int, *trees: Any) -> Any:
     return lax.map(lambda slices: function(*slices), trees, batch_size=fit)
 
 
-class Dense(NamedTuple):
-    """Hold the sizes of `groups` parallel dense layers."""
-
-    groups: int
-    positions: int
-    inputs: int
-    outputs: int
-
-    @property
-    def is_gram(self) -> bool:
-        """Return whether products of positions are smaller than the gradient."""
-        sizes = self.positions, self.inputs, self.outputs
-        # Symbolic sizes of `jax.export` cannot be compared.
-        if not all(isinstance(size, int) for size in sizes):
-            return False
-        return 2 * self.positions**2 <= self.inputs * self.outputs
+def is_gram(positions: int, inputs: int, outputs: int) -> bool:
+    """Return whether a layer's products of positions are smaller than its gradient."""
+    # Symbolic sizes of `jax.export` cannot be compared.
+    is_static = all(isinstance(size, int) for size in (positions, inputs, outputs))
+    return is_static and 2 * positions**2 <= inputs * outputs
 
 
 def dense(a: jax.Array, d: jax.Array) -> Scaled:
@@ -137,24 +122,23 @@ def dense(a: jax.Array, d: jax.Array) -> Scaled:
 
     `a` and `d` have shape (examples, groups, positions, size).
     """
-    groups, positions, inputs = a.shape[1:]
-    sizes = Dense(groups, positions, inputs, d.shape[-1])
-    if sizes.groups == 1 or not sizes.is_gram:
-        return _dense(sizes, a, d).summed()
+    if a.shape[1] == 1 or not is_gram(*a.shape[2:], d.shape[-1]):
+        return _dense(a, d).summed()
     # Compute groups sequentially, so that only one is copied at a time.
     by_group = lax.map(
-        lambda operands: _dense(sizes, *(x[:, None] for x in operands)),
+        lambda operands: _dense(*(x[:, None] for x in operands)),
         (jnp.moveaxis(a, 1, 0), jnp.moveaxis(d, 1, 0)),
     )
     return Scaled(*(jnp.moveaxis(x[..., 0], 0, 1) for x in by_group)).summed()
 
 
-def _dense(sizes: Dense, a: jax.Array, d: jax.Array) -> Scaled:
+def _dense(a: jax.Array, d: jax.Array) -> Scaled:
     a, d, exponent = _balanced(a, d)
-    if not sizes.is_gram:
+    positions, inputs = a.shape[2:]
+    if not is_gram(positions, inputs, d.shape[-1]):
         return Scaled.of(_product(a, d), exponent)
     square, diagonal = _gram(a, d)
-    if sizes.positions > 1:
+    if positions > 1:
         lost = jnp.any(square < CANCELLED * diagonal)
         square = lax.cond(lost, _product, lambda a, d: square, a, d)
     return Scaled.of(square, exponent)

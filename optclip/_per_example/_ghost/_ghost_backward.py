@@ -12,6 +12,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ from ._sites import Trace, traced
 
 # Derivatives with respect to one operand are linear in the other: zeros give zeros.
 BILINEAR = frozenset(["dot_general", "conv_general_dilated", "mul", "gather"])
+
+# Number of gradient elements over all examples whose memory is negligible.
+SMALL = 2**22
 
 
 class BackwardPass(NamedTuple):
@@ -53,7 +57,7 @@ class BackwardPass(NamedTuple):
 
 
 def backward(
-    loss: Callable[..., Any], params: PyTree, examples: PyTree, *, has_aux: bool = False
+    loss: Callable[..., Any], params: PyTree, examples: PyTree
 ) -> BackwardPass:
     """Run the loss and its backward pass for each example of a batch."""
     leaves, treedef = jax.tree.flatten(params)
@@ -61,7 +65,7 @@ def backward(
     like = jax.tree.leaves(example)
     leaves = [_varying(jnp.asarray(x), like) for x in leaves]
     params = treedef.unflatten(leaves)
-    trace = traced(loss, params, example, has_aux)
+    trace = traced(loss, params, example)
 
     def one(example):
         arguments = [*leaves, *jax.tree.leaves(example), jnp.zeros((), jnp.float32)]
@@ -81,18 +85,6 @@ def backward(
         return value, aux, records, cotangents
 
     return BackwardPass(trace, params, *jax.vmap(one)(examples))
-
-
-def gradients(
-    back: BackwardPass, which: Sequence[int], records: dict, cotangents: dict
-) -> list[jax.Array]:
-    """Return the gradients of some leaves from the sites of one example."""
-    _, pull = jax.vjp(
-        lambda leaves: _site_outputs(back, which, leaves, records),
-        [back.leaves[i] for i in which],
-    )
-    (grads,) = pull(cotangents)
-    return grads
 
 
 def weighted_gradients(
@@ -157,10 +149,6 @@ def _varying(x: jax.Array, like: list[jax.Array]) -> jax.Array:
     return x
 
 
-# Number of gradient elements over all examples whose memory is negligible.
-SMALL = 2**22
-
-
 def scaled_squares(back: BackwardPass) -> PyTree:
     """Return the squared norms of a batch's gradients for each leaf.
 
@@ -170,9 +158,9 @@ def scaled_squares(back: BackwardPass) -> PyTree:
     sites, kinds = back.trace.sites, back.trace.kinds
     by_leaf: list[Any] = []
     for i, leaf in enumerate(leaves):
-        nothing = jnp.zeros(count, _leaves.real_dtype(_float_of(leaf)))
+        nothing = jnp.zeros(count, _leaves.real_dtype(leaf.dtype))
         by_leaf.append(Scaled.of(nothing, jnp.zeros(count, jnp.int32)))
-        if kinds[i] not in ("unused", "materialized"):
+        if kinds[i] == "formula":
             key = sites[i][0].key
             by_leaf[i] = _sites.squares(
                 sites[i][0], back.records[key], back.cotangents[key]
@@ -188,21 +176,12 @@ def scaled_squares(back: BackwardPass) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(back.params), by_leaf)
 
 
-def _float_of(leaf: jax.Array) -> Any:
-    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-    return leaf.dtype if is_float else jnp.float32
-
-
 def _room(count: int, sites: list[Site]) -> int:
     """Return the number of gradient elements that may be stored together."""
     cotangent_size = sum(
-        x.size for site in sites for x in jax.tree.leaves(_shapes(site))
+        math.prod(site.lengths) * aval.size for site in sites for aval in site.avals
     )
     return max(SMALL, count * cotangent_size)
-
-
-def _shapes(site: Site) -> Any:
-    return jax.eval_shape(site.zeros)
 
 
 def _materialized(
@@ -211,7 +190,11 @@ def _materialized(
     """Return the squared norms of the group's leaves from their gradients."""
 
     def one(records, cotangents):
-        grads = gradients(back, group, records, cotangents)
+        _, pull = jax.vjp(
+            lambda leaves: _site_outputs(back, group, leaves, records),
+            [back.leaves[i] for i in group],
+        )
+        (grads,) = pull(cotangents)
         return [_formulas.of_gradient(x) for x in grads]
 
     size = max(back.leaves[i].size for i in group) if one_by_one else 0

@@ -18,8 +18,8 @@ from jax import lax
 from ..._arrays import _leaves
 from ..._arrays._types import PyTree
 from . import _formulas, _plan
-from ._formulas import Dense, Scaled
-from ._plan import CONST, DATA, JaxprPlan, Site, Weight, is_inexact
+from ._formulas import Scaled
+from ._plan import DATA, JaxprPlan, Site, Weight, is_inexact
 
 # A leaf whose gradient may be nonlinear in the cotangents of its sites.
 CUSTOM = "custom"
@@ -32,9 +32,8 @@ class Trace(NamedTuple):
     out_tree: Any
     # The sites of each leaf.
     sites: list[list[Site]]
-    # How each leaf is measured: `gram` (products of positions), `product` (a matrix
-    # product per example), `embedding` (summed rows), `materialized` (from its
-    # gradient), `unused`, or `custom`, which is not supported.
+    # How each leaf is measured: by a `formula` or, `materialized`, from its gradient;
+    # `unused`, or `custom`, which is not supported.
     kinds: list[str]
 
     def is_narrow(self) -> bool:
@@ -42,35 +41,31 @@ class Trace(NamedTuple):
         return any(site.is_narrow() for sites in self.sites for site in sites)
 
 
-def unsupported(kinds: PyTree, *, is_rounded: bool) -> str:
-    """Return the error message if a sum would be wrong, else an empty string."""
-    flat = _leaves.flatten(kinds)
-    for path, kind in zip(flat.paths, flat.leaves, strict=True):
+def check_supported(trace: Trace, params: PyTree, *, strict: bool) -> None:
+    """Raise if the gradients of a leaf, or their sum, would be wrong."""
+    paths = _leaves.flatten(params).paths
+    for path, kind in zip(paths, trace.kinds, strict=True):
         if kind == CUSTOM:
-            return (
+            raise ValueError(
                 "method='ghost' does not support a custom derivative (`jax.custom_vjp`,"
                 " `jax.lax.custom_linear_solve`) between a parameter and its first use"
                 f" with data, got one at {_leaves.named(path)}. It may be nonlinear in"
                 " the cotangent. Use method='vmap'."
             )
-    if not is_rounded:
-        return ""
-    return (
-        "`strict` must be False for method='ghost' if parameters meet data in fewer"
-        " than 32 bits, such as bfloat16, because the sum over examples is rounded to"
-        " it. Compute in float32, use method='vmap', or pass strict=False."
-    )
+    if strict and trace.is_narrow():
+        raise ValueError(
+            "`strict` must be False for method='ghost' if parameters meet data in fewer"
+            " than 32 bits, such as bfloat16, because the sum over examples is rounded"
+            " to it. Compute in float32, use method='vmap', or pass strict=False."
+        )
 
 
-def traced(
-    loss: Callable[..., Any], params: PyTree, example: PyTree, has_aux: bool
-) -> Trace:
+def traced(loss: Callable[..., Any], params: PyTree, example: PyTree) -> Trace:
     """Trace a loss, and decide how to measure each leaf."""
     arguments, treedef = jax.tree.flatten((params, example))
 
     def flat(arguments, zero):
-        outputs = loss(*treedef.unflatten(arguments))
-        value, aux = outputs if has_aux else (outputs, None)
+        value, aux = loss(*treedef.unflatten(arguments))
         value = jnp.asarray(value)
         # Adding the zero makes a loss that depends only on parameters depend on data.
         return value + zero.astype(value.dtype), aux
@@ -78,7 +73,10 @@ def traced(
     zero = jnp.zeros((), jnp.float32)
     jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(arguments, zero)
     leaves = jax.tree.leaves(params)
-    infos = [_info(i, leaf) for i, leaf in enumerate(leaves)]
+    infos = [
+        Weight(frozenset([i]), is_narrow=_leaves.is_narrow(leaf))
+        for i, leaf in enumerate(leaves)
+    ]
     data = [DATA] * (len(arguments) + 1 - len(leaves))
     plan = _plan.planned(jaxpr, [*infos, *data])
     sites = [[s for s in plan.sites if i in s.leaves] for i in range(len(leaves))]
@@ -86,39 +84,28 @@ def traced(
     return Trace(plan, jax.tree.structure(shapes), sites, kinds)
 
 
-def _info(i: int, leaf: jax.Array) -> Any:
-    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-    if not is_float:
-        return CONST
-    return Weight(frozenset([i]), is_narrow=_leaves.is_narrow(leaf))
-
-
 def _kind(sites: list[Site]) -> str:
     if not sites:
         return "unused"
     if not all(site.is_linear() for site in sites):
         return CUSTOM
-    rule = rule_of(sites[0]) if len(sites) == 1 else None
-    return rule or "materialized"
+    return "formula" if len(sites) == 1 and _has_formula(sites[0]) else "materialized"
 
 
 # Rows are numbered in int32.
 _MOST_ROWS = 2**31 - 1
 
 
-def rule_of(site: Site) -> str | None:
-    """Return `gram`, `product` or `embedding`, or None without a formula."""
+def _has_formula(site: Site) -> bool:
     if not _is_simple(site):
-        return None
+        return False
     if site.name == "gather":
-        return "embedding" if _takes_rows(site) else None
-    if site.name == "dot_general" or _is_convolution(site):
-        return "gram" if sizes_of(site).is_gram else _product(site)
-    return None
+        return _takes_rows(site)
+    return site.name == "dot_general" or (_is_convolution(site) and _is_gram(site))
 
 
 def squares(site: Site, records: tuple[jax.Array, ...], taps: tuple) -> Scaled:
-    """Return per-example squared norms of a site that has a rule."""
+    """Return per-example squared norms of a site that has a formula."""
     (x,), (d,) = records, taps
     if site.name == "gather":
         return _formulas.embedding(*_rows(site, x, d))
@@ -128,26 +115,6 @@ def squares(site: Site, records: tuple[jax.Array, ...], taps: tuple) -> Scaled:
     if site.name == "dot_general":
         return _formulas.dense(*_matrices(site, x, d))
     return _formulas.dense(*_patches(site, x, d))
-
-
-def sizes_of(site: Site) -> Dense:
-    """Return the sizes of a matrix product or convolution as a dense layer."""
-    (weight,) = site.weights
-    shape = site.eqn.invars[weight].aval.shape
-    steps, groups = math.prod(site.lengths), math.prod(_stacked(site))
-    if site.name == "dot_general":
-        contract, batch = site.eqn.params["dimension_numbers"]
-        inputs = math.prod(shape[i] for i in contract[weight])
-        layer_groups = math.prod(shape[i] for i in batch[weight])
-        outputs = math.prod(shape) // (inputs * layer_groups)
-    else:
-        layer_groups = site.eqn.params["feature_group_count"]
-        outputs = (
-            shape[site.eqn.params["dimension_numbers"].rhs_spec[0]] // layer_groups
-        )
-        inputs = math.prod(shape) // (outputs * layer_groups)
-    positions = site.avals[0].size // (layer_groups * outputs) * (steps // groups)
-    return Dense(groups * layer_groups, positions, inputs, outputs)
 
 
 def _is_simple(site: Site) -> bool:
@@ -163,17 +130,28 @@ def _is_simple(site: Site) -> bool:
     )
 
 
-def _product(site: Site) -> str | None:
-    # Patches of a convolution take more memory than computing its gradient directly.
-    return "product" if site.name == "dot_general" else None
-
-
 def _is_convolution(site: Site) -> bool:
     return (
         site.name == "conv_general_dilated"
         and list(site.weights) == [1]
         and site.eqn.params["batch_group_count"] == 1
     )
+
+
+def _is_gram(site: Site) -> bool:
+    """Return whether products of a convolution's positions are small.
+
+    Otherwise its patches take more memory than computing its gradient directly.
+    """
+    kernel, params = site.eqn.invars[1].aval.shape, site.eqn.params
+    stacked = zip(site.lengths, site.weights[1].stacked, strict=True)
+    groups = math.prod(n for n, is_stacked in stacked if is_stacked)
+    layer_groups = params["feature_group_count"]
+    outputs = kernel[params["dimension_numbers"].rhs_spec[0]] // layer_groups
+    inputs = math.prod(kernel) // (outputs * layer_groups)
+    steps = math.prod(site.lengths) // groups
+    positions = site.avals[0].size // (layer_groups * outputs) * steps
+    return _formulas.is_gram(positions, inputs, outputs)
 
 
 def _takes_rows(site: Site) -> bool:
@@ -190,22 +168,10 @@ def _takes_rows(site: Site) -> bool:
         and whole
         and indexed == set(numbers.collapsed_slice_dims)
         and not numbers.operand_batching_dims
-        and _are_countable([shape[i] for i in indexed])
+        # Symbolic sizes count as few.
+        and math.prod(shape[i] for i in indexed if isinstance(shape[i], int))
+        <= _MOST_ROWS
     )
-
-
-def _are_countable(sizes: Sequence[Any]) -> bool:
-    """Return whether each tuple of indices has a row number; symbolic sizes count."""
-    return math.prod(n for n in sizes if isinstance(n, int)) <= _MOST_ROWS
-
-
-def _stacked(site: Site) -> list[int]:
-    (weight,) = site.weights.values()
-    return [
-        n
-        for n, is_stacked in zip(site.lengths, weight.stacked, strict=True)
-        if is_stacked
-    ]
 
 
 def _arranged(site: Site, x: jax.Array, *axes: Sequence[int]) -> jax.Array:
