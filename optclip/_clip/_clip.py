@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -55,7 +55,7 @@ POLICIES = ("propagate", "zero", "raise")
 
 # Thresholds under the name of the argument that set them, one value per block or
 # stacked like the norms; two entries, "lower" and "upper", if elements have two bounds.
-ByArgument = dict[str, list[Number] | Batched]
+ByArgument = Mapping[str, list[Number] | Batched]
 
 
 @dataclasses.dataclass(frozen=True)

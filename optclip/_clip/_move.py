@@ -197,9 +197,11 @@ def _check_sparse(name: str, which: str, bound: Number) -> None:
 
 
 def _two_sided(lower: Number, upper: Number) -> Limits:
-    known = _validate.concrete(lower), _validate.concrete(upper)
-    are_numbers = jnp.ndim(lower) == jnp.ndim(upper) == 0 and None not in known
-    return Limits(lower, upper, bool(are_numbers and known[0] == -known[1]))
+    is_symmetric = False
+    if jnp.ndim(lower) == jnp.ndim(upper) == 0:
+        low, high = _validate.concrete(lower), _validate.concrete(upper)
+        is_symmetric = low is not None and high is not None and bool(low == -high)
+    return Limits(lower, upper, is_symmetric)
 
 
 def _on_its_side(leaf: Leaf, limits: Limits) -> jax.Array:

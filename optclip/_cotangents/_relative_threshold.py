@@ -28,11 +28,12 @@ def reference_of(relative: Any) -> Reference | None:
     """Return the function that a `relative` argument specifies."""
     if relative is None:
         return None
+    if callable(relative):
+        return _of_all(relative)
     if isinstance(relative, str) and relative == "median":
         return _median
     wanted = "'median', a function of the norms, or None"
-    _validate.kind("relative", relative, Callable, wanted)
-    return _of_all(relative)
+    raise TypeError(_validate.must_be("relative", wanted, relative))
 
 
 def multiple(

@@ -207,7 +207,7 @@ def log_of(log: Entries, norm: str | None) -> Log:
     index = [i for i, row in enumerate(log.rows) if not row.keys().isdisjoint(keys)]
     there = set().union(*(log.rows[i] for i in index))
     step = next((key for key in _STEPS if key in there), None)
-    _check_same(log, {*keys} | ({step} - {None}), index)
+    _check_same(log, {*keys} | ({step} if step is not None else set()), index)
     columns = {key: log.column(key, index) for key in keys}
     clips = [fields for fields in metrics.values() if "norm" in fields]
     norms = [key for fields in clips for key in fields["norm"].values()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import jax
 
@@ -115,10 +115,17 @@ class RuleOfRule:
 
     rule: Rule
 
-    takes_vector = property(lambda self: takes_vector(self.rule))
-    learns_from_zeros = property(lambda self: learns_from_zeros(self.rule))
-    couples_norms = property(lambda self: getattr(self.rule, "couples_norms", False))
-    is_stateless = property(lambda self: getattr(self.rule, "is_stateless", False))
+    takes_vector: ClassVar[Any] = property(lambda self: takes_vector(self.rule))
+    learns_from_zeros: ClassVar[Any] = property(
+        lambda self: learns_from_zeros(self.rule)
+    )
+    couples_norms: ClassVar[Any] = property(
+        lambda self: getattr(self.rule, "couples_norms", False)
+    )
+
+    @property
+    def is_stateless(self) -> bool:
+        return getattr(self.rule, "is_stateless", False)
 
     def init(self, norm: PyTree) -> PyTree:
         return self.rule.init(norm)

@@ -175,8 +175,11 @@ def of(reduce: Statistic, rule: Threshold) -> Of:
 class OfGradients(RuleOfRule):
     """See `of_gradients`."""
 
-    is_stateless: ClassVar[bool] = False
     learns_from_zeros: ClassVar[bool] = True
+
+    @property
+    def is_stateless(self) -> bool:
+        return False
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         if "gradients" not in seen.extra:
