@@ -132,24 +132,11 @@ def _metrics_in(inner_state: PyTree) -> list[Metric]:
 
 def _row(metrics: list[Metric], loss: jax.Array | None) -> jax.Array:
     """Return the numbers of one step, in the order of the columns."""
-    pair = [0.0, 0.0] if loss is None else [loss, 1.0]
+    pair = (0.0, 0.0) if loss is None else (loss, 1.0)
     # The layers of a stack stay one array, so that the program does not grow with them.
-    runs: list[Any] = [[*pair]]
-    for metric in metrics:
-        if metric.is_layers:
-            runs += [metric.value, []]
-        else:
-            runs[-1].append(metric.value)
-    vectors = [_as_vector(run) for run in runs if len(run)]
-    return jnp.concatenate(_placement.together(vectors))
-
-
-def _as_vector(run: list[Any] | jax.Array) -> jax.Array:
-    numbers = run if isinstance(run, list) else [run]
-    arrays = [jnp.asarray(x).astype(jnp.float32) for x in numbers]
-    if isinstance(run, list):
-        return jnp.stack(_placement.together(arrays))
-    return arrays[0]
+    numbers = [*pair, *(metric.value for metric in metrics)]
+    arrays = [jnp.atleast_1d(jnp.asarray(x).astype(jnp.float32)) for x in numbers]
+    return jnp.concatenate(_placement.together(arrays))
 
 
 def _check_columns(state: HistoryState, columns: list[Column]) -> None:
