@@ -31,6 +31,7 @@ Index::
     Keras               keras: clipped, for `model.fit` of Keras 3 on JAX
     Types               typing
     Command line        python -m optclip report run.jsonl
+    Other libraries     docs/migrating.md lists calls of PyTorch, Keras and optax
 """
 
 import inspect as _inspect

@@ -147,22 +147,18 @@ class Metric(NamedTuple):
     """Hold one number of a record, or one per layer of a stack.
 
     Attributes:
-      name: Name of the transformation, unique in the state.
+      key: The key in `metrics`, which for layers is followed by their position.
       field: The quantity, such as `"norm"`.
-      part: Label of a group, or path of a leaf or stack; empty for the only norm.
       value: The number, or an array whose last axis counts layers.
       skips: Names of the `skip`s around the transformation. In a skipped step the
         number is of the step before, unless it is a count.
-      key: The key in `metrics`, which for layers is followed by their position.
       is_layers: Whether there is one number per layer.
     """
 
-    name: str
-    field: str
-    part: str
-    value: jax.Array
-    skips: tuple[str, ...]
     key: str
+    field: str
+    value: jax.Array
+    skips: tuple[str, ...] = ()
     is_layers: bool = False
 
     @property
@@ -210,12 +206,12 @@ def metrics_of(
                 key = "/".join(filter(None, (name, field, part)))
                 # Two leaves may have the same path: {"a/b": x, "a": {"b": y}}.
                 key = _packed_state.unique(key, keys, metrics.keys())
-                metrics[key] = Metric(name, field, part, value, skips, key, is_layers)
+                metrics[key] = Metric(key, field, value, skips, is_layers)
     for name, record in probes:
         name = unique_name(name)
         for field, value in _entries_of(record).items():
             key = f"{name}/{field}"
-            metrics[key] = Metric(name, field, "", value, (), key)
+            metrics[key] = Metric(key, field, value)
     return list(metrics.values())
 
 

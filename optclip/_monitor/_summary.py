@@ -21,7 +21,7 @@ from ._run import (
     read,
     without_skipped,
 )
-from ._verdict import verdicts
+from ._verdict import fractions_of, verdicts
 
 
 def summary(opt_state: PyTree, *, most: int = 10) -> str:
@@ -176,13 +176,14 @@ def _lines_of_parts(
 ) -> list[str]:
     """Return a line for each of the first groups or leaves, with its fraction."""
     norms = np.array(sizes)
-    finite_norms = np.where(np.isfinite(norms), norms, 0.0)
-    # Norms are divided by the largest norm, since their squares may overflow.
-    squares = (finite_norms / max(finite_norms.max(), np.finfo(float).tiny)) ** 2
-    fractions = squares / max(squares.sum(), 1.0)
+    fractions = fractions_of(norms)
     # NaN parameters make all leaves NaN, so the leaf that was first has most steps.
     is_finite = np.isfinite(norms)
-    order = (-finite_norms, np.where(is_finite, 0, np.negative(nonfinite)), is_finite)
+    order = (
+        -np.where(is_finite, norms, 0),
+        np.where(is_finite, 0, np.negative(nonfinite)),
+        is_finite,
+    )
     lines = [
         f"  {percent(fractions[i]):>5}  {norms[i]:<8.4g}  {parts[i]}"
         f"{_suffix(rates[i], nonfinite[i])}"

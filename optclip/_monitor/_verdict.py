@@ -214,10 +214,9 @@ def _of_parts(
     bad = [part for part, x in zip(parts, norms, strict=True) if not np.isfinite(x)]
     if bad and len(bad) < len(parts):
         yield f"not finite in the last step: {', '.join(bad[:5])}."
-    finite = np.where(np.isfinite(norms), norms, 0)
-    squares = (finite / max(finite.max(), np.finfo(float).tiny)) ** 2
-    largest = int(np.argmax(squares))
-    fraction = squares[largest] / max(squares.sum(), 1)
+    fractions = fractions_of(norms)
+    largest = int(np.argmax(fractions))
+    fraction = fractions[largest]
     # Leaves that are clipped by their own norms do not scale each other.
     if are_leaves and not bad and fraction > _NEARLY_ALL:
         yield (
@@ -226,3 +225,11 @@ def _of_parts(
             " separately (over='leaf' or groups), or find its cause with"
             " optclip.explain."
         )
+
+
+def fractions_of(norms: np.ndarray) -> np.ndarray:
+    """Return the fraction of the squared norm that each finite norm has."""
+    finite = np.where(np.isfinite(norms), norms, 0.0)
+    # Norms are divided by the largest norm, since their squares may overflow.
+    squares = (finite / max(finite.max(), np.finfo(float).tiny)) ** 2
+    return squares / max(squares.sum(), 1.0)
