@@ -132,6 +132,15 @@ def pytest_configure(config):
         compiler.make_quick_default()
 
 
+def pytest_collection_modifyitems(config, items):
+    """Deselect the tests that are marked `full`, unless pytest runs with `--full`."""
+    if covering.full:
+        return
+    slow = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
 def pytest_generate_tests(metafunc):
     """Parametrize tests that are marked `covering`; see tests/support/covering.py."""
     marker = metafunc.definition.get_closest_marker("covering")

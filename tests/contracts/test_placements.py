@@ -10,7 +10,7 @@ from jax.sharding import SingleDeviceSharding
 import optclip
 from optclip import functional, per_example, thresholds
 from tests.support import covering, helpers
-from tests.support.registry import ENTRIES, FACTORIES, SHARING, WRAPPERS, by_trait
+from tests.support.registry import ENTRIES, FACTORIES, SHARING, by_trait
 
 TREE = helpers.gradients()
 NORM = optclip.clip_by_norm(1.0)
@@ -34,23 +34,13 @@ TRANSFORMATIONS = OPTIONS | {
     name: make() for name, make in FACTORIES.items() if name not in WITH_MOMENTS
 }
 # Run eagerly, each operation of each device is a program: these have every scope, kind
-# of state, rule with a memory per leaf, and wrapper.
-SPREAD = (
-    TRANSFORMATIONS
-    if covering.full
-    else [
-        *(entry.id for entry in by_trait(ENTRIES, "scope", "state")),
-        *(
-            "recipes.agc",
-            "recipes.adagc",
-            "quantile",
-            "zscore",
-            "moment",
-        ),
-        *WRAPPERS,
-        *OPTIONS,
-    ]
-)
+# of state, and rule with a memory per leaf.
+FEW = (
+    "recipes.agc", "recipes.spectra", "quantile", "zscore", "moment", "skip",
+    "constrain", "history", "norms of leaves", "strict", "of",
+)  # fmt: skip
+SPREAD = [*(entry.id for entry in by_trait(ENTRIES, "scope", "state")), *FEW]
+SPREAD = TRANSFORMATIONS if covering.full else SPREAD
 
 
 def update_of(tx):
@@ -95,7 +85,7 @@ def by_head_after_step(tree):
 LAYER = {"key": jnp.ones((3, 2, 4)), "query": jnp.ones((3, 2, 4))}
 CALLS = {
     **{name: (update_of(tx), TREE) for name, tx in TRANSFORMATIONS.items()},
-    **{f"functional {e.id}": (e.pure, TREE) for e in ENTRIES if e.pure},
+    **{f"functional {e.id}": (e.pure, TREE) for e in by_trait() if e.pure},
     "integers": (lambda x: functional.clip_by_value(x, 1), jnp.arange(3)),
     "cotangents": (by_backward_pass, TREE),
     "vmap": (by_example("vmap"), TREE),

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 import optclip
 from optclip import clip_cotangent, cotangent_probe
-from tests.support import meshes
+from tests.support import covering, meshes
 from tests.support.helpers import assert_close, quick_jit
 
 SHAPE = (8, 6, 16)  # Examples, tokens, features.
@@ -82,13 +82,14 @@ def alone():
     ("name", "spec", "axis_name"),
     [
         # A norm within a device, over some devices, over all of them.
-        ("row", DATA, DATA), ("row", MODEL, MODEL), ("two axes", BOTH, BOTH),
-        ("two axes", TOKENS, TOKENS), ("element", TOKENS, TOKENS), ("median", BOTH, BOTH),
-        ("median", MODEL, MODEL), ("median of elements", TOKENS, TOKENS),
+        ("row", MODEL, MODEL), ("two axes", BOTH, BOTH), ("element", TOKENS, TOKENS),
+        ("median", BOTH, BOTH), ("median of elements", TOKENS, TOKENS),
         ("the largest", DATA, DATA),
         # Axis names suffice if types specify the rest.
         ("row", DATA, ()), ("row", MODEL, "model"), ("median", MODEL, ("model",)),
         ("whole", MODEL, None),
+        *[("row", DATA, DATA), ("two axes", TOKENS, TOKENS), ("median", MODEL, MODEL)]
+        * covering.full,
     ],
 )  # fmt: skip
 def test_clip_cotangent_in_shard_map_equals_one_device(alone, name, spec, axis_name):

@@ -284,15 +284,15 @@ def test_microbatches_of_any_number_count_each_example_once(number, size):
 
 def test_physical_batches_summed_by_multi_steps_equal_one_batch():
     """With noise once. The mean of `MultiSteps` would divide by their number again."""
-    f = clipped_grad(loss, BOUND, normalize_by=7, strict=False)
+    f = quick_jit(clipped_grad(loss, BOUND, normalize_by=7, strict=False))
     noisy = optax.chain(optax.add_noise(0.01, 0.0, 0), optax.sgd(1.0))
     noise, _ = noisy.update(jax.tree.map(jnp.zeros_like, PARAMS), noisy.init(PARAMS))
     tx = optax.MultiSteps(noisy, 2, use_grad_mean=False)
-    state = tx.init(PARAMS)
+    state, update = tx.init(PARAMS), quick_jit(tx.update)
     # The last physical batch is padded.
     for part, padding in ((BATCH[:4], np.arange(4) > 3), (BATCH[3:], np.arange(4) < 1)):
         grads, _ = f(PARAMS, part, padding=padding)
-        updates, state = tx.update(grads, state, PARAMS)
+        updates, state = update(grads, state, PARAMS)
     wanted = {key: noise[key] - leaf / 7 for key, leaf in expected().items()}
     assert_close(updates, wanted)
 

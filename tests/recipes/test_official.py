@@ -252,9 +252,7 @@ def are_matrices(tree):
 
 
 # The quick run excludes the default cap and its linear schedule.
-@pytest.mark.parametrize(
-    "name", list(spectra.OPTIONS) if covering.full else ["all", "gradients"]
-)
+@pytest.mark.parametrize("name", list(spectra.OPTIONS) if covering.full else ["all"])
 def test_spectra_updates_parameters_as_authors_code(name):
     options = spectra.OPTIONS[name]
     warmup = options.get("warmup_steps", 0)

@@ -137,6 +137,7 @@ def weighted(weights, **how):
     return lambda x: jnp.sum(weights * F.clip_by_singular_value(x, 1.0, **how))
 
 
+@pytest.mark.full
 def test_second_derivative_by_newton_schulz_matches_differences():
     """Away from ties; the polynomial for the sign has an error of a percent."""
 
