@@ -36,7 +36,7 @@ TRANSFORMATIONS = OPTIONS | {
 # Run eagerly, each operation of each device is a program: these have every scope, kind
 # of state, and rule with a memory per leaf.
 FEW = (
-    "recipes.agc", "recipes.spectra", "quantile", "zscore", "moment", "skip",
+    "recipes.agc", "quantile", "zscore", "moment", "skip",
     "constrain", "history", "norms of leaves", "strict", "of",
 )  # fmt: skip
 SPREAD = [*(entry.id for entry in by_trait(ENTRIES, "scope", "state")), *FEW]
