@@ -88,6 +88,11 @@ def test_summary_of_history_ends_with_verdict_on_the_steps(tx, sizes, words):
     assert words in line if words else not {"threshold", "skip"} & set(line.split())
 
 
+def test_summary_names_no_norm_below_ten_times_the_median():
+    sizes = np.where(np.arange(130) == 60, 9, STEADY).astype(np.float32)
+    assert lines_of(GLOBAL(np.inf), sizes) == ["", ""]
+
+
 @pytest.mark.parametrize(
     ("norms", "words"),
     [
