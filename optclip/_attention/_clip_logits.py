@@ -80,13 +80,11 @@ def clip_attention_logits(
     measured = _qk_scaling.CLIP.norm.measure(layout.blocks)
     limits = {"max_logit": layout.fill("max_logit", max_logit)}
     decision = decide(_qk_scaling.CLIP, layout, measured, limits)
-    scaled = layout.tree(_qk_scaling.head_coefficients(decision).entries())
-    leaves, coefficients = list(flat.leaves), {}
+    coefficients = layout.tree(_qk_scaling.head_coefficients(decision).entries())
+    leaves = list(flat.leaves)
     for layer in located:
-        coefficients[layer.name], by_leaf = _qk_scaling.factors(
-            layer, scaled[layer.name], flat.leaves
-        )
-        for i, factor in by_leaf.items():
+        factors = _qk_scaling.factors(layer, coefficients[layer.name], flat.leaves)
+        for i, factor in factors.items():
             leaves[i] = _placement.computed(
                 lambda x, factor: scale(x, factor, x), jnp.asarray(leaves[i]), factor
             )

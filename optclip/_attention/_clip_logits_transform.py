@@ -115,20 +115,15 @@ def clip_attention_logits(
         largest = _qk_scaling.logits_of(located, logits, flat.leaves)
         decision = engine.decide(largest, state, params, extra_args)
         scaled = _qk_scaling.head_coefficients(decision)
-        layout = decision.layout
-        by_layer = layout.tree(scaled.entries())
+        by_layer = decision.layout.tree(scaled.entries())
         factors: dict[int, jax.Array] = {}
         for layer in located:
-            by_layer[layer.name], layer_factors = _qk_scaling.factors(
-                layer, by_layer[layer.name], flat.leaves
-            )
-            factors |= layer_factors
+            factors |= _qk_scaling.factors(layer, by_layer[layer.name], flat.leaves)
         clipped = _clipped(updates, flat, factors)
         if not record:
             return clipped, engine.after(state, decision, None)
         # Unusable logits are inf, and the record shows the largest of the others.
         finite = decision.norms.map(lambda s: jnp.where(jnp.isfinite(s), s, 0))
-        scaled = scaled.with_entries(layout.entries(by_layer))
         new = engine.recorded(decision, scaled, recorded_norms=finite)
         return clipped, engine.after(state, decision, new)
 

@@ -110,8 +110,8 @@ def head_coefficients(decision: Decision) -> Batched:
 
 def factors(
     layer: Layer, coefficient: jax.Array, leaves: list[LeafLike]
-) -> tuple[jax.Array, dict[int, jax.Array]]:
-    """Return the factors of the logits of each head, and of each leaf by its index.
+) -> dict[int, jax.Array]:
+    """Return the factor of each leaf by its index, from the coefficient of each head.
 
     A key head is multiplied by the root of the smallest coefficient in its group. Each
     query head is multiplied by the rest of its own coefficient.
@@ -129,17 +129,16 @@ def factors(
         # `pmin` has no derivative, so its operand must be a constant.
         least = lax.pmin(lax.stop_gradient(least), apart)
     share = jnp.sqrt(jnp.maximum(least, _LEAST))
-    whole = grouped.reshape(layer.logits)
     query = (grouped / share).reshape(layer.logits)
     key = jnp.squeeze(share, -1)
     leaf_factors = {}
     for place in layer.query:
-        leaf_factors[place.number] = _spread(place, query, whole, layer.width)
+        leaf_factors[place.number] = _spread(place, query, coefficient, layer.width)
     for place in layer.key:
         leaf_factors[place.number] = _spread(
             place, key, jnp.ones_like(key), layer.width
         )
-    return whole, leaf_factors
+    return leaf_factors
 
 
 def _spread(
