@@ -163,14 +163,14 @@ def test_clipped_grad_uses_threshold_of_each_group_or_leaf(over, thresholds, res
     assert_close(found, {key: x / 4 for key, x in wanted.items()})
 
 
-# One weight is above its limit of 2.
-WEIGHTS = np.array([1.5, -0.5, 0.0, 3.0, 1.0, 2.0, np.nan], np.float32)
+# The magnitude of two weights is above its limit of 2.
+WEIGHTS = np.array([1.5, -2.5, 0.0, 3.0, 1.0, 2.0, np.nan], np.float32)
 IS_PADDING = np.arange(7) == 6
 
 
 def weighted(over, limits):
     """Return each weighted gradient; the last is padding, the third has weight 0."""
-    w = np.where(IS_PADDING, 0, np.minimum(WEIGHTS, 2))
+    w = np.where(IS_PADDING, 0, np.clip(WEIGHTS, -2, 2))
     g = gradients()
     factors = {
         key: w * coefficients(over, "hard", c)[key]
@@ -212,7 +212,7 @@ def test_sums_of_computed_gradients_take_weights():
         return summed, updates, f(PARAMS, BATCH, **own)[0]
 
     grads = {key: np.float32(x) for key, x in gradients().items()}
-    summed, updates, found = of_all(grads, np.minimum(WEIGHTS, 2))
+    summed, updates, found = of_all(grads, np.clip(WEIGHTS, -2, 2))
     each = weighted("tree", (BOUND, BOUND))
     assert_close(found, each)
     wanted = {key: x.sum(0) for key, x in each.items()}
