@@ -21,8 +21,8 @@ Index::
     Thresholds          thresholds: quantile, ema, zscore, ... learn from past norms
     Responses, norms    responses, norms
     Published methods   recipes: agc, adagc, zclip, autoclip, spam, ...
-    Wrappers            skip, with_history, with_error_feedback, with_periodic_reset,
-                        clip_after, clip_before, constrain, carry_over
+    Wrappers            skip, with_history, with_periodic_reset, clip_after,
+                        clip_before, constrain, carry_over
     Monitoring          metrics, history, summary, explain, suggest, plot
     Private training    per_example: clipped_grad, clipped_sum, norms, aggregate
     Backward pass       clip_cotangent, cotangent_probe
@@ -79,7 +79,6 @@ from ._wrappers._carry_over import carry_over
 from ._wrappers._clip_after import clip_after
 from ._wrappers._clip_before import clip_before
 from ._wrappers._constrain import constrain
-from ._wrappers._error_feedback import with_error_feedback
 from ._wrappers._periodic_reset import with_periodic_reset
 from ._wrappers._skip import skip
 from ._wrappers._with_history import with_history
@@ -129,7 +128,6 @@ __all__ = [
     "thresholds",
     "typing",
     "units",
-    "with_error_feedback",
     "with_history",
     "with_periodic_reset",
 ]

@@ -37,7 +37,6 @@ from ._recipes._gradient_clipping import (
     mean_std_clip,
     olmo_ratio,
     sclip,
-    uclip,
     zclip,
 )
 from ._recipes._optimizers import (
@@ -49,6 +48,7 @@ from ._recipes._optimizers import (
     stable_spam,
 )
 from ._recipes._skips import axlearn_skip, megatron_skip, olmo_skip
+from ._wrappers._error_feedback import uclip
 
 __all__ = [
     "acclip",

@@ -19,9 +19,8 @@ from .._arrays._prefix import by_path
 from .._arrays._types import Held, Mask, PyTree
 from .._scopes import AxesByLeaf
 from .._thresholds import Named
-from .._transforms import clip_by, clip_by_value
+from .._transforms import clip_by
 from .._typing import ClipOptions, Labels, Number, NumberOrSchedule, Threshold
-from .._wrappers import with_error_feedback
 from ._recipe_options import build, scheduled, unwrapped
 
 
@@ -468,34 +467,3 @@ def _scale_by(
         return flat.rebuild(leaves), state
 
     return optax.GradientTransformation(scale.init, update_fn)
-
-
-def uclip(
-    clip: optax.GradientTransformation | None = None,
-) -> optax.GradientTransformationExtraArgs:
-    """Add the part that clipping removed to the next gradient (U-Clip).
-
-    The residual `r` starts at 0, and in each step `u = clip(g + r)`, then
-    `r = g + r - u`.
-
-    Example:
-      >>> import jax.numpy as jnp, optclip
-      >>> tx = optclip.recipes.uclip()
-      >>> state = tx.init(jnp.zeros(1))
-      >>> for size in (2.5, 0.0):
-      ...     updates, state = tx.update(jnp.array([size]), state)
-      >>> print(updates, state.feedback_residual)
-      [1.] [0.5]
-
-    Args:
-      clip: The clipping transformation to wrap. Default: `clip_by_value(1.0)`.
-
-    Returns:
-      The transformation `optclip.with_error_feedback(clip)`; place it before the
-      optimizer.
-
-    References:
-      Elesedy and Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
-      2023, arXiv:2302.02971.
-    """
-    return with_error_feedback(clip_by_value(1.0) if clip is None else clip)

@@ -144,7 +144,7 @@ class HistoryState(NamedTuple):
 
 
 class ErrorFeedbackState(NamedTuple):
-    """Store the state of `with_error_feedback`.
+    """Store the state of `recipes.uclip`.
 
     Attributes:
       feedback_residual: The part removed and not applied yet: like the parameters, in

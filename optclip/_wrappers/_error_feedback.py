@@ -11,23 +11,24 @@ import optax
 from .._arrays import _leaves, _placement
 from .._arrays._types import PyTree
 from .._clip import cast
+from .._transforms import clip_by_value
 from .._typing import ErrorFeedbackState
 from ._checks import check_state, transformation
 
 _SPARSE = "whose residual would be a dense array"
 
 
-def with_error_feedback(
-    clip: optax.GradientTransformation,
+def uclip(
+    clip: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Add the part that clipping removes to the next updates.
+    """Add the part that clipping removes to the next updates (U-Clip).
 
     Clipping is then unbiased on average. The residual `r` starts at 0, and in each
     step `u = clip(g + r)`, then `r = g + r - u`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
-      >>> tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
+      >>> tx = optclip.recipes.uclip(optclip.clip_by_value(1.0))
       >>> state = tx.init(jnp.zeros(1))
       >>> for u in (2.5, 0.0, 0.0, 0.0):
       ...     clipped, state = tx.update(jnp.array([u]), state)
@@ -39,11 +40,13 @@ def with_error_feedback(
 
     Args:
       clip: The clipping transformation to wrap, or any other optax transformation.
+        Default: `clip_by_value(1.0)`.
 
     Returns:
-      A transformation. Its residual is as large as the parameters, in float32 or wider.
-      The output is rounded toward zero in the dtype of each leaf, so that it stays
-      within the threshold of `clip`; the residual includes the rounding errors.
+      A transformation; place it before the optimizer. Its residual is as large as the
+      parameters, in float32 or wider. The output is rounded toward zero in the dtype of
+      each leaf, so that it stays within the threshold of `clip`; the residual includes
+      the rounding errors.
 
     Raises:
       TypeError: A leaf is sparse, since its residual would be dense.
@@ -58,7 +61,7 @@ def with_error_feedback(
       Elesedy and Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
       2023, arXiv:2302.02971.
     """
-    inner = transformation("clip", clip)
+    inner = transformation("clip", clip_by_value(1.0) if clip is None else clip)
 
     def init_fn(params: PyTree) -> ErrorFeedbackState:
         flat = _leaves.flatten_dense(_placement.on_device(params), _SPARSE)

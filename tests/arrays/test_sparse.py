@@ -231,7 +231,7 @@ ENTRY_POINTS = {
     "agc parameters": with_params(recipes.agc),
     "clippy parameters": with_params(recipes.clippy),
     "skip": call_update(lambda: optclip.skip(optax.sgd(0.1))),
-    "error feedback": optclip.with_error_feedback(optclip.clip_by_value(1.0)).init,
+    "error feedback": optclip.recipes.uclip(optclip.clip_by_value(1.0)).init,
     "global norm": F.global_norm,
     "groups": lambda tree: F.clip_by_group_norm(
         tree, 1.0, optclip.by_path(lambda path: path)

@@ -278,7 +278,7 @@ PAIR = "the tuple that clip_before's init.*"
         *(
             (tx, FIXED, T, f"`state` must be the {name} of .*got Clip.*Pass")
             for tx, name in (
-                (optclip.with_error_feedback(FIXED), "ErrorFeedbackState"),
+                (optclip.recipes.uclip(FIXED), "ErrorFeedbackState"),
                 (optclip.with_periodic_reset(FIXED), "PeriodicResetState"),
                 (optclip.skip(FIXED), "SkipState"),
                 (optclip.clip_after(FIXED, FIXED), "ClipAfterState"),

@@ -148,7 +148,6 @@ CALLS = {
     ),
     "constrain": ({"inner": ADAM, "clip": CLIP}, use),
     "skip": ({"inner": ADAM}, use),
-    "with_error_feedback": ({"clip": CLIP}, use),
     "with_history": ({"inner": CLIP}, use),
     "with_periodic_reset": ({"inner": ADAM}, use),
     "metrics": ({"opt_state": STATE}, use),
@@ -270,7 +269,7 @@ ROUTED = [
     (([3], T, "`blocks[0]` must be an optclip.norms.Block, got 3"), "blocks"),
     (
         (optax.adam, T, "`{p}` must be an optax transformation, got <function adam"),
-        "inner tx new_tx clip_after.clip clip_before.clip constrain.clip with_error_feedback.clip recipes.uclip.clip keras.clipped.clip",
+        "inner tx new_tx clip_after.clip clip_before.clip constrain.clip recipes.uclip.clip keras.clipped.clip",
     ),
     ((1, T, "`{p}` for the leaf 'a' must be True or"), "mask norm_mask clip_mask"),
     (("x", T, "`{p}` must be bools that"), "functional.max_attention_logit.mask"),

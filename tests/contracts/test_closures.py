@@ -106,7 +106,7 @@ TRANSFORMATIONS = {
     "skip": lambda: optclip.skip(CLIP, max_norm={"a": ONE}, over="leaf", mask=MASK),
     "skip-by-loss": lambda: optclip.skip(CLIP, max_loss=ONE),
     "skip-by-rule": lambda: optclip.skip(CLIP, max_loss=thresholds.ema(ONE)),
-    "error-feedback": lambda: optclip.with_error_feedback(CLIP),
+    "error-feedback": lambda: optclip.recipes.uclip(CLIP),
     "periodic-reset": lambda: optclip.with_periodic_reset(CLIP),
     "constrain": lambda: optclip.constrain(optax.sgd(0.1), CLIP),
     "after": lambda: optclip.clip_after(optax.sgd(0.1), CLIP),

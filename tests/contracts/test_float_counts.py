@@ -44,7 +44,7 @@ TXS = {
     "constrain": optclip.constrain(
         optclip.clip_by_norm(1.0), optclip.clip_by_norm(thresholds.initial_norm())
     ),
-    "error feedback": optclip.with_error_feedback(optclip.clip_by_value(1.0)),
+    "error feedback": optclip.recipes.uclip(optclip.clip_by_value(1.0)),
 }
 
 

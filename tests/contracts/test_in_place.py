@@ -50,7 +50,7 @@ WRAPPED = {
     "constrain": optclip.constrain(
         optax.adam(1e-3), optclip.clip_by_norm(thresholds.initial_norm())
     ),
-    "feedback": optclip.with_error_feedback(optclip.clip_by_norm(1.0)),
+    "feedback": optclip.recipes.uclip(optclip.clip_by_norm(1.0)),
     "reset": optclip.with_periodic_reset(SKIP, 10),
     "history": optclip.with_history(SKIP, 3),
     "history in MultiSteps": optax.MultiSteps(optclip.with_history(BY_NORM, 3), 2),

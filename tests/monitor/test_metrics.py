@@ -131,9 +131,7 @@ def test_metrics_and_summary_read_no_attributes_of_other_nodes(other):
         optclip.metrics(other)
 
 
-@pytest.mark.parametrize(
-    "wrap", [optclip.with_periodic_reset, optclip.with_error_feedback]
-)
+@pytest.mark.parametrize("wrap", [optclip.with_periodic_reset, optclip.recipes.uclip])
 def test_metrics_and_summary_of_wrapper_without_record_raise(wrap):
     """The wrapper is an optclip transformation, but records nothing itself."""
     state = wrap(optax.sgd(1.0)).init(PAIR)
@@ -169,7 +167,7 @@ WRAPPED = {
     "skip of chain": optclip.skip(optax.chain(clip(3.0), clip(2.0)), name="clip"),
     "after": optclip.clip_after(clip(10.0), clip(2.0)),
     "before": optclip.clip_before(clip(10.0), clip(2.0)),
-    "feedback": optclip.with_error_feedback(optax.chain(clip(10.0), clip(2.0))),
+    "feedback": optclip.recipes.uclip(optax.chain(clip(10.0), clip(2.0))),
     "reset": optclip.with_periodic_reset(optclip.clip_after(clip(10.0), clip(2.0))),
     "optax": optax.chain(
         optax.masked(clip(4.0), True),

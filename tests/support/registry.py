@@ -489,7 +489,7 @@ WRAPPERS = {
     "constrain": optclip.constrain,
     "after": optclip.clip_after,
     "before": lambda sgd, clip: optclip.clip_before(clip, sgd),
-    "feedback": lambda sgd, clip: optclip.with_error_feedback(clip),
+    "feedback": lambda sgd, clip: optclip.recipes.uclip(clip),
     "reset": lambda sgd, clip: optclip.with_periodic_reset(clip, 2),
     "history": lambda sgd, clip: optclip.with_history(clip, 2),
 }
@@ -552,6 +552,5 @@ OTHER_NAMES = {
     "thresholds": "test_thresholds.py",
     "typing": "test_typing.py",
     "units": "test_units.py",
-    "with_error_feedback": "test_wrappers.py",
     "with_periodic_reset": "test_wrappers.py",
 }

@@ -203,7 +203,7 @@ def test_memory_moves_to_rule_of_same_quantity_only():
     state = previous.init(tree)
     moved = optclip.carry_over(previous, tree, state, first, tree)
     helpers.assert_identical(moved, first.init(tree))
-    wrapper = optclip.with_error_feedback(previous)
+    wrapper = optclip.recipes.uclip(previous)
     state = jax.tree.map(lambda x: x + 1, state)
     moved = optclip.carry_over(previous, tree, state, wrapper, tree)
     helpers.assert_identical(moved.feedback_clip, state)

@@ -29,7 +29,7 @@ def vectors(*numbers):
 def test_error_feedback_carries_rounding_and_keeps_dtypes():
     half = jnp.array([3.0, 0.1], jnp.bfloat16)
     tree = {"h": np.asarray(half), "n": np.arange(2), "none": None}
-    tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
+    tx = optclip.recipes.uclip(optclip.clip_by_value(1.0))
     updates, state = steps_of(tx, [tree, tree])
     assert updates[0]["h"].dtype == jnp.bfloat16
     residual = state.feedback_residual
@@ -48,7 +48,7 @@ def test_error_feedback_rounds_within_strict_threshold(dtype, size, c):
     """Entries whose sum with the residual exceeds the largest float16 stay finite."""
     clip = optclip.clip_by_global_norm(c, strict=True)
     rows = np.array([[1.0, 0.9], [1.0, 0.1], [0.7, 0.8]]) * size
-    updates, state = steps_of(optclip.with_error_feedback(clip), rows.astype(dtype))
+    updates, state = steps_of(optclip.recipes.uclip(clip), rows.astype(dtype))
     norms = [np.linalg.norm(np.float64(u)) for u in updates]
     assert max(norms) <= c < np.linalg.norm(rows[0])
     total = np.sum(np.float64(updates), 0) + state.feedback_residual
@@ -56,7 +56,7 @@ def test_error_feedback_rounds_within_strict_threshold(dtype, size, c):
 
 
 def test_error_feedback_of_float64_beside_float32_params_keeps_state():
-    tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
+    tx = optclip.recipes.uclip(optclip.clip_by_value(1.0))
     with jax.enable_x64(True):
         state = jax.eval_shape(tx.init, np.ones(2, np.float32))
         out, new = jax.eval_shape(tx.update, np.ones(2, np.float64), state)
@@ -79,14 +79,14 @@ def test_error_feedback_of_float64_beside_float32_params_keeps_state():
 def test_error_feedback_next_to_nonfinite_leaf_adds_residual_once(clip, expected, bad):
     steps = [(3.0, 0.0), (0.0, bad), (0.0, 0.0), (0.0, 0.0)]
     trees = [{"a": np.float32(a), "b": np.float32(b)} for a, b in steps]
-    updates, _ = steps_of(optclip.with_error_feedback(clip), trees)
+    updates, _ = steps_of(optclip.recipes.uclip(clip), trees)
     np.testing.assert_allclose([x["a"] for x in updates], expected)
     assert updates[1]["b"] == 0 or np.isnan(expected[1])
 
 
 def test_error_feedback_rejects_sparse_leaf():
     mat = BCOO((jnp.ones(2), jnp.array([[0, 0], [1, 1]])), shape=(2, 2))
-    tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
+    tx = optclip.recipes.uclip(optclip.clip_by_value(1.0))
     words = "'m' must be dense, got a BCOO matrix.*todense"
     with pytest.raises(TypeError, match=words):
         tx.init({"m": mat})

@@ -62,7 +62,7 @@ def clips() -> list[optax.GradientTransformation]:
         optclip.clip_by(
             thresholds.mean_over_rms(), response="normalize", name="steady"
         ),
-        optclip.with_error_feedback(optclip.clip_by_global_norm(0.97, name="carried")),
+        optclip.recipes.uclip(optclip.clip_by_global_norm(0.97, name="carried")),
         optclip.clip_by_global_norm(thresholds.quantile(0.5, window=8)),
     ]
 

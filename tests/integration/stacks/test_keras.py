@@ -301,7 +301,7 @@ def test_transformation_that_does_more_than_clip_raises_with_fix(clip, words):
         optclip.clip_by_global_norm(1e-3, response="drop"),
         optclip.clip_by_norm(optclip.thresholds.quantile(0.5, 8)),
         optclip.clip_by_value(lower=0.0, upper=0.1),
-        optclip.with_error_feedback(FIXED),
+        optclip.recipes.uclip(FIXED),
         optax.chain(FIXED, optax.centralize()),
         optclip.recipes.agc(0.01),
         optax.set_to_zero(),
