@@ -104,8 +104,8 @@ def test_limit_is_symmetric(limit):
 
 
 def test_scalar_leaf_records_the_bound_of_its_side():
-    tx = optclip.clip_by_value(lower=-1.0, upper=1.0)
-    tree = {"scalar": np.float32(-4), "x": np.float32([0.5, 2])}
+    tx = optclip.clip_by_value(lower=-1.0, upper=2.0)
+    tree = {"scalar": np.float32(-4), "x": np.float32([0.5, 3])}
     out, state = tx.update(tree, tx.init(tree))
     assert out["scalar"] == -1
     logged = optclip.metrics(state)
