@@ -27,13 +27,20 @@ from .._clip import (
     layout_of,
 )
 from .._norms import L2, Measured, flush_small
-from .._responses import BaseResponse
+from .._responses import (
+    BY_NAME,
+    BaseResponse,
+    Hard,
+    ResponseLike,
+    as_response,
+    is_same_always,
+)
 from .._scopes import LEAF, TREE, Groups, Scope, as_scope, declaring
 from .._typing import is_cotangent_record
 from ._ghost import _formulas
 from ._ghost._formulas import Scaled
-from ._responses import response_of
 
+ExampleResponse = ResponseLike | Literal["auto_s", "unit"]
 Relation = Literal["add_or_remove", "zero_out", "replace_one"]
 
 # In strict clipping, a smaller weight counts as 0. With the smallest threshold, 2**-36,
@@ -45,6 +52,54 @@ _RELATIONS = {
     "add_or_remove": 1, "zero_out": 1, "replace_one": 2,
     "add_or_remove_one": 1, "replace_special": 1,
 }  # fmt: skip
+
+# The largest norm of 2**40 elements whose squares are flushed to zero. It is added to
+# the measured norm, so that a response above 1 cannot enlarge such elements beyond C.
+_FLUSHED = {"float32": 2.0**-43, "float64": 2.0**-480}
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoS(BaseResponse):
+    """Scale every gradient by `c / (n + gamma)`, as in AUTO-S."""
+
+    gamma: float = 0.01
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        whole = threshold / (norm + self.gamma)
+        return jnp.where(jnp.isinf(threshold), jnp.ones_like(norm), whole)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Capped(BaseResponse):
+    """Limit a response to `c / n`."""
+
+    response: BaseResponse
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        uncapped = jnp.asarray(self.response.coefficient(norm, threshold), norm.dtype)
+        least = jnp.asarray(_FLUSHED[norm.dtype.name], norm.dtype)
+        largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
+        most = jnp.minimum(threshold / (norm + least), largest)
+        return jnp.clip(uncapped, -most, most)
+
+
+# Exclude "proportional", which compares norms. "unit" divides after the sum.
+_BY_NAME = {name: how for name, how in BY_NAME.items() if not how.compares_norms}
+_BY_NAME |= {"auto_s": AutoS(), "unit": Hard()}
+
+
+def response_of(response: Any) -> BaseResponse:
+    """Return the validated response of a `response` argument, limited to `c / n`."""
+    how = as_response(response, _BY_NAME)
+    if not is_same_always(how):
+        wanted = "a response without schedules"
+        advice = "Per-example clipping counts no steps; pass the value of the schedule."
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    if how.compares_norms:
+        wanted = "a response that depends on a single norm"
+        advice = "Pass 'hard'."
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    return how if type(how) is Hard else _Capped(how)
 
 
 # The norms of one example, the coefficients, and whether the norms are non-finite, each
@@ -184,7 +239,11 @@ class Bound:
         if self.scope == TREE:
             return [self.threshold]
         if params is not None:
-            layout = layout_of(self.clip(()), _zeros(params))
+            # Scalars have the structure and the dtypes of the parameters.
+            scalars = jax.tree.map(
+                lambda x: np.zeros((), x.dtype) if hasattr(x, "dtype") else x, params
+            )
+            layout = layout_of(self.clip(()), scalars)
             return layout.fill("threshold", self.threshold)
         if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
             limits = jax.tree.leaves(self.threshold, is_leaf=lambda t: t is None)
@@ -264,13 +323,6 @@ def _wide(value: Any) -> Any:
     return _numerics.as_array(value)
 
 
-def _zeros(params: PyTree) -> PyTree:
-    """Return a tree with the parameters' structure and dtypes, as scalars."""
-    return jax.tree.map(
-        lambda x: np.zeros((), x.dtype) if hasattr(x, "dtype") else x, params
-    )
-
-
 def _real(x: jax.Array) -> Any:
     return _leaves.real_dtype(x.dtype)
 
@@ -291,7 +343,14 @@ def bound_of(
     is_unit = isinstance(response, str) and response == "unit"
     how = response_of(response)
     if max_weight is not None:
-        _check_max_weight(max_weight)
+        advice = "inf does not limit the weights."
+        _validate.number("max_weight", max_weight, advice=advice)
+        if jnp.shape(max_weight):
+            wanted = "one number for all examples"
+            advice = "Pass the weights of the examples in the call, weights=."
+            raise ValueError(
+                _validate.must_be("max_weight", wanted, max_weight, advice)
+            )
     bound = Bound(
         threshold, scope, how, nonfinite, strict, normalize_by, is_unit, max_weight
     )
@@ -331,12 +390,3 @@ def _check_threshold(threshold: Any, scope: Scope) -> None:
         wanted = "one number for over='tree'"
         advice = "Pass over='leaf' or over=optclip.groups(...) for several."
         raise ValueError(_validate.must_be("threshold", wanted, threshold, advice))
-
-
-def _check_max_weight(max_weight: Any) -> None:
-    advice = "inf does not limit the weights."
-    _validate.number("max_weight", max_weight, advice=advice)
-    if jnp.shape(max_weight):
-        wanted = "one number for all examples"
-        advice = "Pass the weights of the examples in the call, weights=."
-        raise ValueError(_validate.must_be("max_weight", wanted, max_weight, advice))

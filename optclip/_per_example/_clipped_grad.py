@@ -14,12 +14,11 @@ from .._arrays._call_errors import explains_call
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum
-from ._bound import Bound, Relation, bound_of, check_floats
+from ._bound import Bound, ExampleResponse, Relation, bound_of, check_floats
 from ._clip_then_sum import ExampleInfo, Reduce
 from ._example_gradients import Source, check_placed, check_together, with_weights
 from ._loss import Loss, apart, loss_of
 from ._microbatches import batch_size
-from ._responses import ExampleResponse
 
 Method = Literal["vmap", "ghost"]
 METHODS = ("vmap", "ghost")

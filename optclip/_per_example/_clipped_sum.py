@@ -13,10 +13,9 @@ from .._arrays import _leaves, _placement
 from .._arrays._types import Held, Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum
-from ._bound import bound_of, check_floats
+from ._bound import ExampleResponse, bound_of, check_floats
 from ._clip_then_sum import ExampleInfo
 from ._example_gradients import Source, check_together, check_whole, with_weights
-from ._responses import ExampleResponse
 
 
 def clipped_sum(

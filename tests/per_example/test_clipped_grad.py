@@ -13,7 +13,7 @@ import optclip
 from optclip import per_example
 
 # Private import: test arrays have too few elements to lose as much as 2**40 may.
-from optclip._per_example._responses import response_of
+from optclip._per_example._bound import response_of
 from optclip.per_example import clipped_grad, clipped_sum, norms
 from tests.support.helpers import optimized_jit, quick_jit
 
