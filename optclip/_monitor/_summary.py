@@ -176,7 +176,7 @@ def _lines_of_parts(
 ) -> list[str]:
     """Return a line for each of the first groups or leaves, with its fraction."""
     norms = np.array(sizes)
-    fractions = fractions_of(norms)
+    fractions = fractions_of(norms).tolist()
     # NaN parameters make all leaves NaN, so the leaf that was first has most steps.
     is_finite = np.isfinite(norms)
     order = (

@@ -122,7 +122,7 @@ def dense(a: jax.Array, d: jax.Array) -> Scaled:
 
     `a` and `d` have shape (examples, groups, positions, size).
     """
-    if a.shape[1] == 1 or not is_gram(*a.shape[2:], d.shape[-1]):
+    if a.shape[1] == 1 or not is_gram(a.shape[2], a.shape[3], d.shape[-1]):
         return _dense(a, d).summed()
     # Compute groups sequentially, so that only one is copied at a time.
     by_group = lax.map(
