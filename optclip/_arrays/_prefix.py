@@ -228,19 +228,13 @@ def fill(name: str, threshold: PyTree, norm: PyTree) -> PyTree:
     none = -math.inf if name == "lower" else math.inf
 
     def as_number(value: Any) -> Any:
+        if value is None:
+            return none
         # JAX rejects Python ints beyond 32 bits.
-        return none if value is None else _as_float(value)
+        return float(value) if isinstance(value, int) else value
 
     numbers = jax.tree.map(as_number, threshold, is_leaf=lambda t: t is None)
-
-    def repeat(value: Any, part: Any) -> Any:
-        return jax.tree.map(lambda _: value, part)
-
-    return map_prefix(name, repeat, numbers, norm)
-
-
-def _as_float(value: Any) -> Any:
-    return float(value) if isinstance(value, int) else value
+    return spread_prefix(name, numbers, norm)
 
 
 def spread_mask(

@@ -167,7 +167,7 @@ def _moved_leaf(
         )
         lower, upper = _samples.after(count, *bounds)
     cleaned = clip.nonfinite == "zero"
-    # `_parts_of_elements` chooses this action only for such responses.
+    # `clip_of` chooses this action only for such responses.
     response = cast(ElementResponse, clip.response)
     out, shrunk = bounded(
         name, x, lower, upper, response, leaf.like, strict=clip.strict, cleaned=cleaned

@@ -26,7 +26,6 @@ from .._arrays._numerics import as_count, counted
 from .._arrays._packed_state import PerNorm
 from .._arrays._types import LeafLike, PyTree, Record
 from .._clip import (
-    BlockOutcome,
     Clip,
     Decision,
     Layout,
@@ -155,7 +154,9 @@ class Engine:
         if is_placeholder(params):
             return jnp.zeros((), jnp.float32)
         entries, *_ = _shapes(dataclasses.replace(self.clip, scope=LEAF), params)
-        return _record.blank_leaf_norms(entries.treedef)
+        number = entries.treedef.num_leaves
+        zeros = [jnp.zeros((), jnp.float32) for _ in range(number)]
+        return _packed_state.keyed(entries.treedef, zeros)
 
     def decide(
         self,
@@ -225,7 +226,7 @@ class Engine:
         """
         outcomes = decision.clip.action.outcomes(decision, coefficients)
         if recorded_norms is not None:
-            outcomes = outcomes.map(_with_norm, recorded_norms)
+            outcomes = outcomes.map(lambda x, n: x._replace(norm=n), recorded_norms)
         new = _record.of_step(
             decision.layout, self.clip.scope, outcomes,
             itemized=self.is_itemized,
@@ -246,10 +247,6 @@ class Engine:
             return ClipState(count, memory, {})
         record = _record.advanced(state.clip_record[self.key], new)
         return ClipState(count, memory, {self.key: record})
-
-
-def _with_norm(outcome: BlockOutcome, norm: jax.Array) -> BlockOutcome:
-    return outcome._replace(norm=norm)
 
 
 def _shapes(

@@ -378,12 +378,6 @@ def blank(
     )
 
 
-def blank_leaf_norms(treedef: TreeDef) -> LeafNorms:
-    """Return the norms before the first step."""
-    zeros = [jnp.zeros((), jnp.float32) for _ in range(treedef.num_leaves)]
-    return _packed_state.keyed(treedef, zeros)
-
-
 def measure_leaves(
     clip: Clip, layout: Layout, updates: PyTree
 ) -> tuple[Measured, LeafNorms]:
