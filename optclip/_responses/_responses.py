@@ -78,10 +78,7 @@ class Smooth(BaseResponse):
       sharpness: The exponent s, a finite number above 0. Default: 2.
     """
 
-    sharpness: float = 2.0
-
-    def __post_init__(self) -> None:
-        _validate.plain("sharpness", self.sharpness, above=True)
+    sharpness: Number = 2.0
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         s = promotable(self.sharpness)
