@@ -18,11 +18,15 @@ from tests.support import helpers
 from tests.support.helpers import quick_jit
 from tests.support.registry import ENTRIES, by_trait
 
-every, each_trait, each_scope = (
+every, each_response, each_scope = (
     pytest.mark.parametrize(
         "entry", entries, ids=lambda entry: entry.id, scope="module"
     )
-    for entries in (ENTRIES, by_trait(), by_trait(ENTRIES, "scope", "state"))
+    for entries in (
+        ENTRIES,
+        by_trait(ENTRIES, "response", "state"),
+        by_trait(ENTRIES, "scope", "state"),
+    )
 )
 TREE = helpers.mixed_gradients()
 OTHER = helpers.mixed_gradients(1)
@@ -79,7 +83,7 @@ def test_update_leaks_no_tracer(entry):
         jax.eval_shape(tx.update, leaf, state)
 
 
-@each_trait
+@each_response
 def test_eager_update_equals_compiled_and_compiles_once(entry):
     """Under `debug_nans`: a zero gradient divides by zero in no branch."""
     tx = helpers.tx_without_promotion(entry.make())

@@ -89,16 +89,16 @@ def sum_of_examples(call):
     call = call.replace("1.1, key", "0.0, 0").replace("=64", "=2")  # without noise
     result = eval(call, NAMES)
     if isinstance(result, optax.GradientTransformation):
-        return result.update(GRADS, result.init(GRADS))[0]
+        return helpers.quick_jit(result.update)(GRADS, result.init(GRADS))[0]
     return result[0]
 
 
 def skipped_steps(call):
     tx = eval(call, NAMES | {"partial": functools.partial})
     tx = getattr(tx, "gradient_transformation", lambda: tx)()
-    state, steps = tx.init(np.zeros(2)), []
+    state, steps, update = tx.init(np.zeros(2)), [], helpers.quick_jit(tx.update)
     for size in (1.0, 50.0, 2.0, np.nan, 3.0, 4.0):
-        updates, state = tx.update(np.float32([size, 1.0]), state, np.zeros(2))
+        updates, state = update(np.float32([size, 1.0]), state, np.zeros(2))
         steps.append(updates)
     return steps
 

@@ -54,7 +54,7 @@ def clip(limit=2.0, **options):
 
 
 def test_leaf_norms_have_the_order_of_the_clip_and_do_not_change_it():
-    @helpers.optimized_jit
+    @helpers.quick_jit
     def step(tree):
         return [
             [
