@@ -14,11 +14,16 @@ from hypothesis import strategies as st
 
 import optclip
 from tests.support import covering, helpers, norm_bounds, oracles, strategies
-from tests.support.registry import ENTRIES
+from tests.support.registry import ENTRIES, by_trait
+
+# Each trait, each order, and the two averages, which divide before they square.
+ORDERS = {"norm", "norm-l1", "average-norm", "rms", "global-norm"}
+ORDERS |= {"global-norm-inf", "global-norm-3", "singular-value", "spectral-norm"}
+FORMULAS = [e for e in ENTRIES if covering.full or e in by_trait() or e.id in ORDERS]
 
 
 @pytest.mark.covering(
-    entry=ENTRIES,
+    entry=FORMULAS,
     dtype=helpers.DTYPES,
     # Responses receive norms in float32, of leaves of any dtype.
     where=lambda entry, dtype: (
