@@ -10,6 +10,7 @@ import pytest
 
 import optclip
 from optclip import _thresholds, functional, norms, thresholds
+from tests.support.helpers import quick_jit
 
 T, V = TypeError, ValueError
 TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1.0])}
@@ -198,11 +199,11 @@ def test_params_of_one_array_and_of_tree_are_told_apart():
 def test_params_may_have_leaves_without_updates(missing):
     updates = {"a": TREE["a"], "b": missing}
     for tx in (optclip.clip_by_norm(OF_PARAMS), optclip.recipes.agc()):
-        clipped, _ = tx.update(updates, tx.init(updates), TREE)
+        clipped, _ = quick_jit(tx.update)(updates, tx.init(updates), TREE)
         assert np.all(np.abs(clipped["a"]) < np.abs(TREE["a"]))
     # Not clipped, so its parameter is not needed.
     tx = WHOLE(OF_PARAMS, mask=optclip.by_path(lambda path: path == "a"))
-    clipped, _ = tx.update(TREE, tx.init(TREE), {"a": TREE["a"]})
+    clipped, _ = quick_jit(tx.update)(TREE, tx.init(TREE), {"a": TREE["a"]})
     np.testing.assert_array_equal(clipped["b"], TREE["b"])
 
 
