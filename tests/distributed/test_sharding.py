@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip.functional import clip_by_average_norm, clip_by_global_norm, clip_by_value
-from tests.support import helpers, meshes
+from tests.support import covering, helpers, meshes
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,18 @@ def test_array_thresholds_on_explicit_axes_match_one_device():
     assert_same_on_explicit_axes(clip, x, P(None, "data"))
 
 
-@pytest.mark.parametrize("over", [optclip.units(), "element"])
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "over"),
     [
-        optclip.thresholds.quantile(0.5, window=3),
-        optclip.thresholds.mean_plus_std(1.0, window=3, warmup=2),
+        (rule, over)
+        for i, rule in enumerate(
+            (
+                optclip.thresholds.quantile(0.5, window=3),
+                optclip.thresholds.mean_plus_std(1.0, window=3, warmup=2),
+            )
+        )
+        for over in covering.rotated([optclip.units(), "element"], i)
     ],
-    ids=["quantile", "mean_plus_std"],
 )
 def test_window_of_split_norms_on_explicit_axes_matches_one_device(rule, over):
     tx = optclip.clip_by(rule, over=over)
