@@ -1,0 +1,107 @@
+"""Limit the size of the package, and the files that one call runs through.
+
+A change that needs more raises a number here, in a commit of its own that states why.
+"""
+
+import ast
+import importlib
+import io
+import pathlib
+import sys
+import tokenize
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import optclip
+from optclip import thresholds
+
+PACKAGE = pathlib.Path(optclip.__file__).parent
+TESTS = pathlib.Path(__file__).parents[1]
+LINES, FILES, NAMES, TESTS_OVER_PACKAGE = 11_200, 160, 130, 1.3
+# The files and the calls between files of one traced update, without `_arrays`.
+WALKS = {
+    "clip_by_global_norm(1.0)": (optclip.clip_by_global_norm(1.0), 10, 22),
+    "clip_by_norm(ema())": (optclip.clip_by_norm(thresholds.ema()), 15, 49),
+    "clip_by_singular_value(1.0)": (optclip.clip_by_singular_value(1.0), 15, 60),
+}
+
+
+def logical_lines(folder):
+    """Return the number of statements of a folder's files, docstrings not counted."""
+    return sum(_statements(path.read_text()) for path in folder.rglob("*.py"))
+
+
+def _statements(source):
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+    documented = [
+        node.body[0].end_lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, kinds) and ast.get_docstring(node) is not None
+    ]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    ends = [token.start[0] for token in tokens if token.type == tokenize.NEWLINE]
+    return len(ends) - len({*documented} & {*ends})
+
+
+def public_names():
+    """Return the exported names of the package and of its public modules."""
+    names = [f"optclip.{name}" for name in optclip.__all__]
+    for path in PACKAGE.glob("*.py"):
+        if path.stem in optclip.__all__:
+            module = importlib.import_module(f"optclip.{path.stem}")
+            names += [f"{module.__name__}.{name}" for name in module.__all__]
+    return names
+
+
+def test_statements_of_source_exclude_docstrings_and_comments():
+    source = '"""Module."""\nx = (\n  1,\n)  # One.\n\ndef f():\n  """Doc."""\n  return x\n'
+    assert _statements(source) == 3
+
+
+def test_package_stays_within_its_lines_files_and_names():
+    lines, files = logical_lines(PACKAGE), [*PACKAGE.rglob("*.py")]
+    assert 1_000 < lines <= LINES
+    assert 10 < len(files) <= FILES
+    assert 10 < len(public_names()) <= NAMES
+    assert logical_lines(TESTS) <= TESTS_OVER_PACKAGE * lines
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_update_runs_through_few_files(name):
+    tx, most_files, most_crossings = WALKS[name]
+    files, crossings = walk(tx)
+    assert 1 < len(files) <= most_files, sorted(files)
+    assert 1 < crossings <= most_crossings
+
+
+def walk(tx):
+    """Return the files that tracing one update runs, and the calls between them."""
+    tree = {"a": jnp.ones((4, 5)), "b": jnp.ones(3)}
+    state, files, stack, crossings = tx.init(tree), set(), [], 0
+    # Functions that `init` has traced would not be called again.
+    jax.clear_caches()
+
+    def profile(frame, event, _):
+        nonlocal crossings
+        path = pathlib.Path(frame.f_code.co_filename)
+        if not path.is_relative_to(PACKAGE) or frame.f_code.co_name.startswith("<"):
+            return
+        if event == "call":
+            name = path.relative_to(PACKAGE).as_posix()
+            if not name.startswith("_arrays/"):
+                callers = (x for x in reversed(stack) if not x.startswith("_arrays/"))
+                crossings += next(callers, name) != name
+                files.add(name)
+            stack.append(name)
+        elif event == "return" and stack:
+            stack.pop()
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        jax.jit(tx.update).lower(tree, state, tree)
+    finally:
+        sys.setprofile(before)
+    return files, crossings
