@@ -5,5 +5,6 @@ singular value. Sums are accumulated in float32 or wider.
 """
 
 from ._norms._norm import Block, Norm, measure
+from ._spectral._spectral_norm import Spectral
 
-__all__ = ["Block", "Norm", "measure"]
+__all__ = ["Block", "Norm", "Spectral", "measure"]

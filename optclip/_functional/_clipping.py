@@ -158,13 +158,18 @@ def clip_by(
 
     Raises:
       ValueError: `threshold` is negative or NaN, or does not broadcast to the norms;
-        or `response` contains a schedule.
+        `response` contains a schedule; or `norm` keeps a state.
       TypeError: The tree has integers or bools, but no floats.
     """
     how = resolved_without_step(response)
+    measurement = as_norm(norm)
+    if measurement.remembers:
+        advice = "A pure function cannot keep the power-iteration vector between steps."
+        wanted = "a norm with method='exact'"
+        raise ValueError(_validate.must_be("norm", wanted, norm, advice))
     scope = declaring(as_scope(over), value_of(threshold))
     clip = clip_of(
-        scope, as_norm(norm), how, eps=eps, strict=strict,
+        scope, measurement, how, eps=eps, strict=strict,
         nonfinite=nonfinite, mask=mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, threshold)

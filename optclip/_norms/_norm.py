@@ -324,7 +324,7 @@ def as_norm(norm: NormLike) -> Measurement:
     if isinstance(norm, (int, float, np.generic)) and _validate.is_number(norm):
         return Norm(norm)
     names = ", ".join(map(repr, BY_NAME))
-    wanted = f"{names}, an order p, or a Norm of optclip.norms"
+    wanted = f"{names}, an order p, or a Norm or Spectral of optclip.norms"
     advice = _validate.static("norm", norm)
     raise TypeError(_validate.must_be("norm", wanted, norm, advice))
 

@@ -90,8 +90,7 @@ def clip_by_spectral_norm(
       Kuczynski and Wozniakowski, "Estimating the Largest Eigenvalue by the Power and
       Lanczos Algorithms with a Random Start", 1992.
     """
-    _validate.choice("method", method, ("exact", "power_iteration"))
-    norm = Spectral(method, _validate.length("steps", 1 if steps is None else steps))
+    norm = Spectral(method=method, steps=1 if steps is None else steps)
     if steps is not None and method == "exact":
         wanted = "omitted with method='exact', which takes no steps"
         raise ValueError(_validate.must_be("steps", wanted, steps))

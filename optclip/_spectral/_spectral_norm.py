@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._arrays import _placement
+from .._arrays import _placement, _validate
 from .._arrays._batching import Batched
 from .._arrays._numerics import root
 from .._norms import (
@@ -44,21 +44,31 @@ from ._matrix_blocks import (
 class Spectral(Measurement):
     """Measure the spectral norm of each matrix: its largest singular value.
 
-    The norm of a vector is its L2 norm. Use it with `over=optclip.matrices()`, or
-    `"leaf"` if no leaf has more than two axes.
+    The norm of a vector is its L2 norm. `"spectral"` is short for `Spectral()`. Use it
+    with `over=optclip.matrices()`, or `"leaf"` if no leaf has more than two axes.
 
-    Attributes:
-      method: `"exact"`, with a relative error of at most 1e-5, or `"power_iteration"`.
-      steps: Number of power iterations per step.
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by(1.0, over="leaf", norm=optclip.norms.Spectral())
+      >>> kernel = jnp.array([[0.0, 4.0], [1.0, 0.0]])
+      >>> print(tx.update(kernel, tx.init(kernel))[0])
+      [[0.   1.  ]
+       [0.25 0.  ]]
+
+    Args:
+      method: `"exact"` (default, relative error at most 1e-5) or
+        `"power_iteration"`; see `optclip.clip_by_spectral_norm`.
+      steps: Number of power iterations per step. Default: 1.
     """
 
     method: Literal["exact", "power_iteration"] = "exact"
     steps: int = 1
 
-    @property
-    def remembers(self) -> bool:
+    def __post_init__(self) -> None:
+        _validate.choice("method", self.method, ("exact", "power_iteration"))
+        object.__setattr__(self, "steps", _validate.length("steps", self.steps))
         # The power iteration starts from the vectors of the previous step.
-        return self.method == "power_iteration"
+        object.__setattr__(self, "remembers", self.method == "power_iteration")
 
     def measure(
         self,

@@ -488,7 +488,7 @@ MESSAGES = {
     ],
     "clip_by.norm": [
         (None, T, "`norm` must be 'l1', 'l2', 'inf', 'rms', 'average', 'spectral', an"),
-        (True, T, "an order p, or a Norm of optclip.norms, got True"),
+        (True, T, "an order p, or a Norm or Spectral of optclip.norms, got True"),
         (-1.0, V, "`ord` must be a Python or NumPy number above 0, or inf for the"),
     ],
     "clip_by.response": [

@@ -126,8 +126,9 @@ def test_norm_of_constants_is_accurate(ord):
 
 def test_norm_measures_blocks_of_plain_arrays():
     block = norms.Block([jnp.array([3.0, 4.0])])
-    (found,) = norms.Norm(2.0).measure([block]).norms.entries()
-    np.testing.assert_allclose(found, 5.0, rtol=1e-6)
+    for norm in (norms.Norm(2.0), norms.Spectral()):
+        (found,) = norm.measure([block]).norms.entries()
+        np.testing.assert_allclose(found, 5.0, rtol=1e-6)
 
 
 def test_norm_of_array_as_power_of_count_is_rejected():

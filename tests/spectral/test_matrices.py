@@ -121,6 +121,7 @@ FOR_LEAVES = [
     (X, {"matrix_axes": (1, -2)}, "must name each axis once"),
     (EYE, {}, r"require a dense leaf.*BCOO.*todense\(\).*mask="),
 ]
+ITERATED = optclip.norms.Spectral(method="power_iteration")
 SPECTRAL = functools.partial(F.clip_by, norm="spectral")
 EIGH, PRODUCTS = (optclip.singular_values(method=m) for m in ("eigh", "newton_schulz"))
 REJECTED = [
@@ -128,6 +129,8 @@ REJECTED = [
     (SPECTRAL, [X[0], X[0]], {}, "one matrix per block, got a block of 2"),
     (SPECTRAL, X, {"over": "leaf"}, "must have two axes, got 3 for a leaf"),
     (SPECTRAL, X[0], {"over": "leaf", "strict": True}, "`strict` must be False for s"),
+    # A pure function has no vector from a previous step.
+    (F.clip_by, X[0], {"over": "leaf", "norm": ITERATED}, "method='exact'"),
     *((make, X, {"over": EIGH, **row}, words) for row, words in FOR_BOTH),
     *(
         (make, X, {"over": PRODUCTS, **row}, words)

@@ -5,9 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import optclip
+from optclip.norms import Spectral
 from tests.support.helpers import quick_jit
 
 SHAPE = (12, 20)
@@ -83,6 +85,17 @@ def test_matrix_without_direction_keeps_memory():
         np.testing.assert_array_equal(out, np.zeros(SHAPE))
         for one, other in zip(before, jax.tree.leaves(after.clip_memory), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_skip_by_iteration_skips_by_estimated_norm():
+    norm = Spectral(method="power_iteration", steps=20)
+    tx = optclip.skip(optax.sgd(1.0), max_norm=2.5, over="leaf", norm=norm)
+    x = with_top(3.0)
+    update = quick_jit(tx.update)
+    out, state = update(x, tx.init(x), x)
+    assert not np.any(out)
+    out, _ = update(0.5 * x, state, x)
+    np.testing.assert_array_equal(out, -0.5 * x)
 
 
 def test_power_iteration_without_memory_is_exact():

@@ -8,7 +8,6 @@ import pytest
 
 import optclip
 from optclip import _thresholds, thresholds
-from optclip._spectral import Spectral
 from tests.support.registry import ENTRIES
 
 PARAMS = {"kernel": jnp.ones((4, 3)), "bias": [jnp.ones(3)]}
@@ -47,7 +46,7 @@ OPTIONS = {
     "units": {"over": optclip.units()},
     "iteration": {
         "over": optclip.matrices(),
-        "norm": Spectral(method="power_iteration"),
+        "norm": optclip.norms.Spectral(method="power_iteration"),
     },
 }
 
