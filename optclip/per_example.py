@@ -13,12 +13,11 @@ Noise, sampling and accounting are left to other libraries, such as `jax_privacy
 from ._per_example._clip_then_sum import ExampleInfo
 from ._per_example._clipped_grad import ClippedGrad, clipped_grad, norms
 from ._per_example._clipped_sum import aggregate, clipped_sum
-from ._per_example._quantile_threshold import QuantileState, QuantileThreshold
+from ._per_example._quantile_threshold import QuantileThreshold
 
 __all__ = [
     "ClippedGrad",
     "ExampleInfo",
-    "QuantileState",
     "QuantileThreshold",
     "aggregate",
     "clipped_grad",

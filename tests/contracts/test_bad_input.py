@@ -37,7 +37,7 @@ from tests.support.running_rules import UserRule
 # Made by the library, abstract, or without arguments.
 NOT_CALLED = {
     "per_example.ClippedGrad",
-    "per_example.ExampleInfo", "per_example.QuantileState",
+    "per_example.ExampleInfo",
     "Seen", "Response", "Rule", "Scope",
 }  # fmt: skip
 PREFIXED = (functional, keras, per_example, plot, recipes)
