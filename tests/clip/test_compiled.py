@@ -55,7 +55,7 @@ def room_of(program):
 
 @pytest.mark.parametrize(
     ("dtype", "ord"),
-    itertools.product(DTYPES, ORDERS)
+    [*itertools.product(DTYPES, ORDERS)]
     if covering.full
     else [("float32", 2.0), ("bfloat16", math.inf), ("mixed", 1.0)],
 )
