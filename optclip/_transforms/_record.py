@@ -1,7 +1,7 @@
 """Check and create the state of a transformation, and record one step in it.
 
 The record contains only numbers that clipping computes anyway, except for the norms of
-leaves where the norm of the tree is a mean. `_of_most_exceeded` summarizes many norms.
+leaves where the norm of the tree is a mean. `of_most_exceeded` summarizes many norms.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
         ]
         entries.append(_over_axes(joined))
     entries = _placement.together(entries)
-    norm, threshold, coefficient, nonfinite, clipped = entries[0]
+    values = entries[0]
     if len(entries) > 1:
-        stacks = map(jnp.stack, zip(*entries, strict=True))
-        norm, threshold, coefficient, nonfinite, clipped = _over_axes(list(stacks))
+        values = _over_axes([jnp.stack(x) for x in zip(*entries, strict=True)])
+    norm, threshold, coefficient, nonfinite, clipped = values
     count = clipped.astype(jnp.float32)
     axes = [_axis_names.split_axes(x.clipped, x.declared.axis_name) for x in outcomes]
     sizes = map(_axis_names.axes_size, axes)
@@ -110,10 +110,9 @@ def _as_vectors(outcome: BlockOutcome) -> Values:
 
 def _across_devices(outcome: BlockOutcome) -> Values:
     """Return the values of `_over_axes` over all devices that share the block."""
-    columns = (*outcome[:3], outcome.nonfinite, outcome.clipped)
-    declared = outcome.declared.axis_name
-    axes = [_axis_names.split_axes(x, declared) for x in columns]
-    values = _over_axes(_values(outcome))
+    values, declared = _values(outcome), outcome.declared.axis_name
+    axes = [_axis_names.split_axes(x, declared) for x in values]
+    values = _over_axes(values)
     if split := tuple(dict.fromkeys(itertools.chain(*axes[:3]))):
         is_common = not outcome.threshold.ndim and not axes[1]
         values[:3] = _most_exceeded(values[:3], split, is_common=is_common)
