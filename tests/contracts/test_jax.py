@@ -1,6 +1,7 @@
 """Every transformation under every transformation of JAX.
 
-All entries are traced and compiled; entries of every trait are in every transformation.
+All entries are traced and compiled; the other transformations take entries of each
+scope or of each response.
 The tests share one compiled `update` per entry, on leaves of three dtypes. The scope of
 the parameter puts the tests of one entry in a row, so that one worker runs them.
 """

@@ -56,7 +56,9 @@ def public_names():
 
 
 def test_statements_of_source_exclude_docstrings_and_comments():
-    source = '"""Module."""\nx = (\n  1,\n)  # One.\n\ndef f():\n  """Doc."""\n  return x\n'
+    source = (
+        '"""Module."""\nx = (\n  1,\n)  # One.\n\ndef f():\n  """Doc."""\n  return x\n'
+    )
     assert _statements(source) == 3
 
 

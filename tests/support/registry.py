@@ -439,8 +439,8 @@ SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 def by_trait(entries: list[Entry] = ENTRIES, *kinds: str) -> list[Entry]:
     """Return a few entries that together have every trait; all with `--full`.
 
-    For contracts that depend on traits and not on formulas. One test of each module in
-    tests/contracts takes all entries.
+    For contracts that depend on traits and not on formulas. The tests of states,
+    retraces, extra arguments and trees without arrays take all entries.
 
     Args:
       entries: Entries to choose from.
