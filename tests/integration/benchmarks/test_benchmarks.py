@@ -48,16 +48,3 @@ def test_race_wrong_result_has_no_time():
     assert [name for name in rows if "ms" in rows[name]] == ["optclip", "a bit off"]
     assert rows["optclip"]["over optclip"] == 1
     assert rows["wrong"]["error"] == pytest.approx(1.5, abs=0.01)
-
-
-def test_results_save_replaces_whole_table(tmp_path):
-    path = tmp_path / "cpu.json"
-    results.save(path, "clip", {"commit": "a"}, [{"ms": 1.23456}, {"ms": math.nan}])
-    results.save(path, "step", {"commit": "b"}, [{"ms": 2.0, "quartiles": [1.0, 3.0]}])
-    results.save(path, "clip", {"commit": "c"}, [{"ms": None}])
-    saved = results.read(path)
-    assert saved["clip"] == {"commit": "c", "rows": [{"ms": None}]}
-    assert saved["step"]["rows"] == [{"ms": 2.0, "quartiles": [1.0, 3.0]}]
-    assert results.table(saved["step"]["rows"]).splitlines() == [
-        "| ms | quartiles |", "| --- | --- |", "| 2 | 1 to 3 |",
-    ]  # fmt: skip

@@ -115,21 +115,3 @@ def test_train_muon_qk_clip_lowers_logits_of_same_run(monkeypatch):
     assert (unclipped.peaks[:first] == clipped.peaks[:first]).all()
     assert clipped.peaks[first:].max() < unclipped.peaks[first:].max()
     assert not unclipped.clipped.any()
-
-
-def test_train_backward_arms_differ_only_in_thresholds():
-    import train_backward as job
-    from backward_tasks import adding_task
-
-    task = adding_task()
-    grids = job.grids(task)
-    norms, cotangents = (
-        {name: {setting[i] for setting in grid} for name, grid in grids.items()}
-        for i in (1, 2)
-    )
-    assert norms["unclipped"] == norms["cotangent"] == {np.inf}
-    assert norms["global norm"] == set(task.max_norms)
-    assert cotangents["unclipped"] == cotangents["global norm"] == {np.inf}
-    assert cotangents["cotangent"] == set(task.max_cotangents)
-    for grid in grids.values():
-        assert {setting.rate for setting in grid} == set(task.rates)

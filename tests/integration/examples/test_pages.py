@@ -5,16 +5,14 @@ import re
 
 import pytest
 
+from tests.integration.stacks.page import OTHER_LIBRARIES
+
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 PAGES = [
     path.name
     for path in sorted(DOCS.glob("*.md"))
     if "```python" in path.read_text() and path.name != "integrations.md"
 ]
-# tests/integration/stacks runs integrations.md and the blocks that import these.
-OTHER_LIBRARIES = re.compile(
-    r"^(?:import|from) (?:diffrax|flax|jax_privacy|orbax)\b", re.M
-)
 
 
 @pytest.mark.parametrize("page", ["../README.md", *PAGES])

@@ -9,7 +9,7 @@ from typing import Any
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = (DOCS / "integrations.md").read_text()
-# tests/docs runs the blocks of these pages that need no other library.
+# tests/integration/examples runs the blocks of these pages that need no other library.
 OTHER_PAGES = (
     "backward_pass_clipping.md",
     "muon_attention_singular_values.md",
