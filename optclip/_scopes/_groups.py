@@ -15,7 +15,8 @@ from .._norms import Block
 from ._scope import Scope
 
 
-@dataclasses.dataclass(frozen=True)
+# Hashed by identity, since a tree of labels may have no hash.
+@dataclasses.dataclass(frozen=True, eq=False)
 class Groups(Scope):
     """Measure one norm per label. Use `groups(...)`."""
 
@@ -24,10 +25,6 @@ class Groups(Scope):
     # tree, these labels have no leaf, and their norm is 0.
     declared: tuple[str, ...] = ()
     itemized = True
-
-    def __hash__(self) -> int:
-        leaves, treedef = jax.tree.flatten(self.labels)
-        return hash((tuple(leaves), treedef, self.declared))
 
     def labeled(self, tree: PyTree) -> Groups:
         """Return the scope with the labels that a function of the tree returns."""
