@@ -5,6 +5,7 @@ Of transformations, `test_jax.py` promises it.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import optclip
@@ -12,6 +13,7 @@ from optclip import functional, responses
 from optclip._responses import _responses
 from tests.support import helpers
 
+HEADS = np.ones((5, 2, 3), np.float32)
 W = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}
 CALLS = {
     "eps": lambda c: functional.clip_by_norm(W, 1.0, eps=c),
@@ -21,6 +23,10 @@ CALLS = {
     "cotangent": lambda c: jax.grad(
         lambda w: 3 * jnp.sum(optclip.clip_cotangent(w, c)["a"])
     )(W),
+    "max logit": lambda c: [
+        functional.max_attention_logit(c * HEADS, HEADS, mask=mask, block_size=2)
+        for mask in (None, "causal", np.ones((5, 5), bool))
+    ],
     "smooth": lambda c: functional.clip_by(W, 1.0, response=_responses.Smooth(c)),
 }
 

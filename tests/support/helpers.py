@@ -189,3 +189,13 @@ def assert_follows(
         room += roundings * 2.0**-23 * np.max(size, initial=0.0)
         reachable = np.clip(wanted, -float(info.max), float(info.max))
         assert np.all(np.abs(as_float64(out) - reachable) <= room), (out, reachable)
+
+
+def equations(jaxpr, times=1):
+    """Yield each equation, including those in loops, and how often it runs."""
+    for equation in jaxpr.eqns:
+        yield equation, times
+        parameters = list(equation.params.values())
+        for inner in jax.tree.leaves(parameters, is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from equations(inner, times * equation.params.get("length", 1))
