@@ -16,10 +16,6 @@ def linear(w, x):
     return jnp.sum(w * x)
 
 
-def modulus(w, x):
-    return jnp.sum(jnp.abs(w * x))
-
-
 def dense(w, x):
     return jnp.sum(jnp.tanh(x @ w))
 
@@ -49,6 +45,10 @@ def test_ghost_without_leaves_equals_vmap(params, over):
 
 def test_ghost_rejects_complex_parameters():
     params = np.ones(2, np.complex64)
+
+    def modulus(w, x):
+        return jnp.sum(jnp.abs(w * x))
+
     with pytest.raises(ValueError, match="complex parameters.*method='vmap'"):
         clipped_grad(modulus, 1.0, method="ghost", strict=False)(params, BATCH)
     f = clipped_grad(modulus, 1.0)

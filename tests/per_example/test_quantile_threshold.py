@@ -104,17 +104,12 @@ def test_quantile_threshold_outside_limits_recovers(old, limit):
     np.testing.assert_allclose(state.threshold, expected, rtol=1e-6)
 
 
-def test_quantile_threshold_private_count_covers_every_example():
-    """Zero and non-finite norms: leaving them out would depend on the data."""
-    rule = QuantileThreshold(count_noise=1e-6, expected_batch_size=4, init_value=1.0)
-    state = one_step(rule, [0.0, np.nan, np.inf, 0.0], None, jax.random.key(0))
-    np.testing.assert_allclose(state.fraction, 0.5, rtol=1e-5)
-
-
 def test_quantile_threshold_divides_noisy_count_by_expected_size():
+    """Zero and non-finite norms count: leaving them out would depend on the data."""
     rule = QuantileThreshold(count_noise=3.0, expected_batch_size=20, init_value=1.0)
     key = jax.random.key(7)
-    state = one_step(rule, np.array([0.5, 0.6, 2.0]), None, key)
+    norms = np.array([0.5, 0.6, 2.0, 0.0, 0.0, np.nan, np.inf])
+    state = one_step(rule, norms, None, key)
     noise = 3 * float(jax.random.normal(key))
     np.testing.assert_allclose(state.fraction, (0.5 + noise) / 20 + 0.5, rtol=1e-5)
 
@@ -129,17 +124,25 @@ def test_quantile_threshold_of_float64_numbers_keeps_state():
     assert from_numbers.threshold > 0.5
 
 
-def test_noise_multiplier_splits_budget():
-    rule = QuantileThreshold(count_noise=10.0, expected_batch_size=200)
-    for relation, moves in (("add_or_remove", 0.5), ("replace_one", 1)):
-        found = rule.noise_multiplier(1.1, relation)
-        both = (found**-2 + (10.0 / moves) ** -2) ** -0.5
-        assert both == pytest.approx(1.1, rel=1e-12)
+@pytest.mark.parametrize("first", [1.0, {"a": 1.0, "b": 1.0, "c": 1.0}])
+def test_noise_multiplier_splits_budget(first):
+    rule = functools.partial(
+        QuantileThreshold, init_value=first, expected_batch_size=200
+    )
+    count = len(first) if isinstance(first, dict) else 1
+    for relation, moves in (
+        ("add_or_remove", 0.5),
+        ("zero_out", 1),
+        ("replace_one", 1),
+    ):
+        found = rule(count_noise=10.0).noise_multiplier(1.1, relation)
+        together = (found**-2 + count * (10.0 / moves) ** -2) ** -0.5
+        assert together == pytest.approx(1.1, rel=1e-12)
     with pytest.raises(ValueError, match="`count_noise` must be above .* got 0.0"):
-        QuantileThreshold().noise_multiplier(1.1)
-    few = QuantileThreshold(count_noise=0.5, expected_batch_size=200)
-    with pytest.raises(ValueError, match="above 0.5 times the noise multiplier, 0.55"):
-        few.noise_multiplier(1.1)
+        rule().noise_multiplier(1.1)
+    least = 0.5 * count**0.5
+    with pytest.raises(ValueError, match=f"above {least} times the noise multiplier"):
+        rule(count_noise=0.5).noise_multiplier(1.1)
 
 
 def test_quantile_threshold_of_groups_counts_each_with_own_noise():
@@ -170,38 +173,27 @@ def test_quantile_threshold_of_groups_without_noise_equals_formula():
         np.testing.assert_allclose(state.threshold[k], expected, rtol=1e-6)
 
 
-def test_noise_multiplier_splits_budget_over_groups():
-    groups = {"a": 1.0, "b": 1.0, "c": 1.0}
-    rule = QuantileThreshold(
-        init_value=groups, count_noise=10.0, expected_batch_size=200
-    )
-    for relation, moves in (("add_or_remove", 0.5), ("zero_out", 1)):
-        found = rule.noise_multiplier(1.1, relation)
-        together = (found**-2 + 3 * (10.0 / moves) ** -2) ** -0.5
-        assert together == pytest.approx(1.1, rel=1e-12)
-
-
 ONES = info_of(np.ones(2))
+NOISY = {"count_noise": 1.0, "expected_batch_size": 8}
+GROUPED = {"init_value": {"a": 1.0, "b": 1.0}}
+OVER_GROUPS = r"over groups, with the labels \['a', 'b'\]"
 BY_LEAF = ONES._replace(norms={"w": np.ones(2)})
 
 
 @pytest.mark.parametrize(
-    ("noise", "info", "key", "error", "words"),
+    ("options", "info", "key", "error", "words"),
     [
-        (0.0, np.ones(3), None, TypeError, "`info` must be an ExampleInfo"),
-        (0.0, BY_LEAF, None, TypeError, "one norm per example"),
-        (0.0, ONES, 0, ValueError, "`key` must be a PRNG key .*None without"),
-        (1.0, ONES, None, ValueError, "`key` must be a PRNG key with"),
+        ({}, np.ones(3), None, TypeError, "`info` must be an ExampleInfo"),
+        ({}, BY_LEAF, None, TypeError, "one norm per example"),
+        ({}, ONES, 0, ValueError, "`key` must be a PRNG key .*None without"),
+        (NOISY, ONES, None, ValueError, "`key` must be a PRNG key with"),
+        *(
+            (GROUPED, ONES._replace(norms=norms), None, TypeError, OVER_GROUPS)
+            for norms in (np.ones(2), {"a": np.ones(2)})
+        ),
     ],
-)  # fmt: skip
-def test_quantile_threshold_bad_argument_raises(noise, info, key, error, words):
-    rule = QuantileThreshold(count_noise=noise, expected_batch_size=8)
+)
+def test_quantile_threshold_bad_argument_raises(options, info, key, error, words):
+    rule = QuantileThreshold(**options)
     with pytest.raises(error, match=words):
         rule.update(rule.init(), info, key)
-
-
-@pytest.mark.parametrize("norms", [np.ones(2), {"a": np.ones(2)}], ids=["one", "few"])
-def test_quantile_threshold_other_labels_raise(norms):
-    rule = QuantileThreshold(init_value={"a": 1.0, "b": 1.0})
-    with pytest.raises(TypeError, match=r"over groups, with the labels \['a', 'b'\]"):
-        rule.update(rule.init(), ONES._replace(norms=norms))

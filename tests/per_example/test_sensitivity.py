@@ -106,12 +106,14 @@ WITHOUT = np.stack([np.zeros_like(LAST), LAST, ~LAST])
 
 
 @functools.partial(optimized_jit, static_argnames="response")
-def sums(grads, threshold, response):
-    def one(grads, threshold, padding):
-        return clipped_sum(grads, threshold, response=response, padding=padding)[0]
+def sums(grads, threshold, response="hard", weights=None):
+    def one(grads, threshold, weights, padding):
+        return clipped_sum(
+            grads, threshold, response=response, weights=weights, padding=padding
+        )[0]
 
-    per_padding = jax.vmap(one, (None, None, 0))
-    return jax.vmap(per_padding, (0, 0, None))(grads, threshold, WITHOUT)
+    per_padding = jax.vmap(one, (None, None, None, 0))
+    return jax.vmap(per_padding, (0, 0, 0, None))(grads, threshold, weights, WITHOUT)
 
 
 # The gradients are converted to float32 before a response is applied.
@@ -150,16 +152,7 @@ def test_weighted_neighboring_sums_differ_by_at_most_sensitivity():
     weights = np.float32(rng.normal(size=shape) * 2.0 ** rng.integers(-149, 60, shape))
     limits = np.float32(np.exp(rng.uniform(np.log(2.0**-40), 9, PAIRS)))
     grads = adversarial(rng, np.float32, PAIRS)
-
-    @optimized_jit
-    def weighted(*given):
-        def one(grads, limit, weights, padding):
-            return clipped_sum(grads, limit, weights=weights, padding=padding)[0]
-
-        per_padding = jax.vmap(one, (None, None, None, 0))
-        return jax.vmap(per_padding, (0, 0, 0, None))(*given, WITHOUT)
-
-    found = np.float64(weighted(grads, limits, weights))
+    found = np.float64(sums(grads, limits, weights=weights))
     whole, less, alone = np.moveaxis(found, 1, 0)
     # A weight below 2**-64 counts as 0.
     sizes = np.where(np.abs(weights) < 2.0**-64, 0, np.float64(np.abs(weights)))
