@@ -95,14 +95,14 @@ def test_clippy_divides_leaf_by_largest_excess():
     np.testing.assert_allclose(metrics["clip/threshold"], 0.4, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("updates", "expected"), [([0.0, 0.5], [0.0, 0.5]), ([1.0, 0.5], [0.0, 0.0])]
-)
-def test_clippy_without_absolute_part_stops_leaf_at_zero_parameter(updates, expected):
-    """An update of 0 there is no step too far."""
-    tx = recipes.clippy(1.0, 0.0)
-    clipped, _ = once(tx, np.float32(updates), np.float32([0.0, 1.0]))
-    np.testing.assert_allclose(clipped, expected, atol=1e-30)
+def test_clippy_without_absolute_part_stops_leaf_at_zero_parameter():
+    """An update of 0 there is no step too far. A leaf without an update is unclipped."""
+    w = np.float32([0.0, 1.0])
+    updates = {"kept": np.float32([0.0, 0.5]), "stopped": w + 1, "frozen": None}
+    clipped, _ = once(recipes.clippy(1.0, 0.0), updates, dict.fromkeys(updates, w))
+    np.testing.assert_allclose(clipped["kept"], [0.0, 0.5], atol=1e-30)
+    np.testing.assert_allclose(clipped["stopped"], [0.0, 0.0], atol=1e-30)
+    assert clipped["frozen"] is None
 
 
 def test_acclip_derivative_is_of_its_formula():
@@ -140,19 +140,14 @@ def test_clippy_missing_parameter_is_named():
         tx.update(updates, tx.init(updates), {"w": np.ones(2)})
 
 
-def test_clippy_rejects_sparse_leaf():
+def test_recipe_of_dense_leaves_rejects_sparse_leaf():
     dense, tx = {"w": jnp.ones((2, 2))}, recipes.clippy()
     matrix = {"w": BCOO.fromdense(dense["w"])}
     for updates, params in ((matrix, dense), (dense, matrix)):
         with pytest.raises(TypeError, match="'w' must be dense, got a BCOO.*clippy"):
             tx.update(updates, tx.init(dense), params)
-
-
-def test_clippy_takes_none_in_place_of_update():
-    params = {"w": np.ones(2, np.float32), "frozen": np.ones(2, np.float32)}
-    clipped, _ = once(recipes.clippy(), params | {"frozen": None}, params)
-    np.testing.assert_allclose(clipped["w"], [0.51, 0.51], rtol=1e-6)
-    assert clipped["frozen"] is None
+    with pytest.raises(TypeError, match="'w' must be dense, got a BCOO.*todense"):
+        recipes.uclip().init(matrix)
 
 
 @pytest.mark.parametrize("name", ["acclip", "stable_adamw"])

@@ -103,6 +103,11 @@ REJECTED = [
         "must be an optimizer state with a record .*built with record=True",
     ),
     (
+        lambda: optclip.skip(optax.sgd(1.0), record=False),
+        TypeError,
+        r"`record` must be True or 'leaves'.*a state",
+    ),
+    (
         lambda: optclip.clip_by_norm({"a": 1.0}, record=False).init({"b": np.ones(2)}),
         ValueError,
         "`max_norm`",

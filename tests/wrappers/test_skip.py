@@ -64,11 +64,6 @@ def test_skip_metrics_count_skipped_steps():
     assert optclip.metrics(states[3])["skip/consecutive"] == 3
 
 
-def test_skip_without_record_raises():
-    with pytest.raises(TypeError, match=r"`record` must be True or 'leaves'.*a state"):
-        optclip.skip(SGD, record=False)
-
-
 @pytest.mark.parametrize("over", ["tree", "leaf"])
 def test_skip_records_leaves_of_skipped_gradient(over):
     """The transformation inside keeps the norms of the step before."""
@@ -102,18 +97,23 @@ def test_skip_by_numbers_takes_steps_below_them(limits, sizes, values, expected)
     assert taken(updates) == expected
 
 
+def number_skipped(tx, limited, sizes):
+    """Return the number of skipped steps with these norms, or losses."""
+    ones = np.ones(len(sizes))
+    norms, losses = (sizes, ones) if limited == "max_norm" else (ones, sizes)
+    _, states = run(tx, norms, value=losses)
+    return optclip.metrics(states[-1])["skip/skipped"]
+
+
 SHIFT = [1.0, 1.1, 0.9, 50.0, 50.0, 50.0, 50.0]
 
 
 @pytest.mark.parametrize(("learns", "skipped"), [(True, 1), (False, 4)])
-def test_skip_after_lasting_change_ends_if_it_learns(learns, skipped):
+@pytest.mark.parametrize("limited", ["max_norm", "max_loss"])
+def test_skip_after_lasting_change_ends_if_it_learns(limited, learns, skipped):
     rule = thresholds.mean_plus_std(3.0, window=4, warmup=3)
-    for limits in ({"max_norm": rule}, {"max_loss": rule}):
-        tx = optclip.skip(SGD, **limits, learn_skipped=learns)
-        of_norm = "max_norm" in limits
-        sizes = SHIFT if of_norm else np.ones(7)
-        _, states = run(tx, sizes, **({} if of_norm else {"value": SHIFT}))
-        assert optclip.metrics(states[-1])["skip/skipped"] == skipped
+    tx = optclip.skip(SGD, **{limited: rule}, learn_skipped=learns)
+    assert number_skipped(tx, limited, SHIFT) == skipped
 
 
 WINDOW = thresholds.mean_plus_std(3.0, window=4, warmup=2)
@@ -121,20 +121,21 @@ LATE = thresholds.zscore(2.0, warmup=2)
 
 
 @pytest.mark.parametrize(
-    ("rule", "of_norm", "skipped"),
-    [(WINDOW, True, 0), (WINDOW, False, 1), (LATE, True, 0), (LATE, False, 0)],
+    ("rule", "limited", "skipped"),
+    [
+        (WINDOW, "max_norm", 0),
+        (WINDOW, "max_loss", 1),
+        (LATE, "max_norm", 0),
+        (LATE, "max_loss", 0),
+    ],
 )
 def test_skip_learns_from_losses_of_zero_but_not_from_norms_of_zero(
-    rule, of_norm, skipped
+    rule, limited, skipped
 ):
     """A loss of 0 is a loss. After four of them, a mean of zeros is the limit."""
     sizes = [1.0, 1.1, 0.0, 0.0, 0.0, 0.0, 1.05] if rule is WINDOW else [0, 0, 0, 1, 2]
-    tx = optclip.skip(SGD, **{"max_norm" if of_norm else "max_loss": rule})
-    ones = np.ones(len(sizes))
-    _, states = run(
-        tx, sizes if of_norm else ones, **({} if of_norm else {"value": sizes})
-    )
-    assert optclip.metrics(states[-1])["skip/skipped"] == skipped
+    tx = optclip.skip(SGD, **{limited: rule})
+    assert number_skipped(tx, limited, sizes) == skipped
 
 
 @pytest.mark.parametrize(("scale", "name"), [(1.0, "value"), (-1.0, "loss")])

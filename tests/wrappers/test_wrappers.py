@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import _thresholds
@@ -27,17 +26,17 @@ def vectors(*numbers):
 
 
 def test_error_feedback_carries_rounding_and_keeps_dtypes():
-    half = jnp.array([3.0, 0.1], jnp.bfloat16)
-    tree = {"h": np.asarray(half), "n": np.arange(2), "none": None}
+    half = np.asarray(jnp.array([3.0, 0.1], jnp.bfloat16))
+    tree = {"h": half, "n": np.arange(2), "none": None}
     tx = optclip.recipes.uclip(optclip.clip_by_value(1.0))
     updates, state = steps_of(tx, [tree, tree])
-    assert updates[0]["h"].dtype == jnp.bfloat16
+    helpers.assert_same_types(updates[0], tree)
     residual = state.feedback_residual
     assert residual["h"].dtype == np.float32
     assert residual["n"] is None
     np.testing.assert_array_equal(updates[0]["n"], tree["n"])
     total = sum(x["h"].astype(np.float32) for x in updates) + residual["h"]
-    np.testing.assert_allclose(total, 2 * tree["h"].astype(np.float32), rtol=1e-6)
+    np.testing.assert_allclose(total, 2 * half.astype(np.float32), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +55,14 @@ def test_error_feedback_rounds_within_strict_threshold(dtype, size, c):
 
 
 def test_error_feedback_of_float64_beside_float32_params_keeps_state():
-    tx = optclip.recipes.uclip(optclip.clip_by_value(1.0))
+    tx, narrow = (
+        optclip.recipes.uclip(optclip.clip_by_value(1.0)),
+        np.ones(2, np.float32),
+    )
     with jax.enable_x64(True):
-        state = jax.eval_shape(tx.init, np.ones(2, np.float32))
-        out, new = jax.eval_shape(tx.update, np.ones(2, np.float64), state)
-    assert new == state
-    assert out.dtype == np.float64
+        state = jax.eval_shape(tx.init, narrow)
+        out, new = jax.eval_shape(tx.update, np.float64(narrow), state)
+    assert (out.dtype, new) == (np.float64, state)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -82,14 +83,6 @@ def test_error_feedback_next_to_nonfinite_leaf_adds_residual_once(clip, expected
     updates, _ = steps_of(optclip.recipes.uclip(clip), trees)
     np.testing.assert_allclose([x["a"] for x in updates], expected)
     assert updates[1]["b"] == 0 or np.isnan(expected[1])
-
-
-def test_error_feedback_rejects_sparse_leaf():
-    mat = BCOO((jnp.ones(2), jnp.array([[0, 0], [1, 1]])), shape=(2, 2))
-    tx = optclip.recipes.uclip(optclip.clip_by_value(1.0))
-    words = "'m' must be dense, got a BCOO matrix.*todense"
-    with pytest.raises(TypeError, match=words):
-        tx.init({"m": mat})
 
 
 def test_periodic_reset_restarts_moments_and_counts():
