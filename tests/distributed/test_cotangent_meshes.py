@@ -171,28 +171,23 @@ def test_clip_cotangent_without_axis_name_in_shard_map_raises(how, check_vma, wo
 def test_probe_in_scan_on_devices_counts_each_norm_once():
     """With sharded features and whole tokens, the largest norm covers all tokens."""
 
-    def run(x, probe, **how):
+    def run(x, scale, probe, **how):
         def step(carry, row):
             h, probe = clip_cotangent(carry[0] * 0.9 + row, 0.5, probe=carry[1], **how)
             return (h, probe), None
 
         start = jax.tree.map(jnp.zeros_like, x[0]) * x[0]
         (h, _), _ = jax.lax.scan(step, (start, probe), x)
-        return jnp.sum(h**2, axis=-1)
+        return scale * jnp.sum(h**2, axis=-1)
 
-    def mapped(x, probe):
-        return jax.lax.psum(run(x, probe, axis_name=P(None, "model")), "model")
+    def of_devices(x, scale, probe):
+        summed = run(x, scale, probe, axis_name=P(None, "model"))
+        return jax.lax.psum(summed, "model")
 
-    def gradient(function):
-        def value(x, probe):
-            return jnp.sum(function(x, probe))
-
-        return quick_jit(jax.grad(value, argnums=(0, 1)))(X, cotangent_probe())
-
-    expected = gradient(run)
-    found = jax.shard_map(
-        mapped, mesh=meshes.mesh_of("2x4", "auto"), out_specs=P(),
-        in_specs=(P(None, None, "model"), P()),
+    expected = gradients(run, X, 1.0)
+    mapped = jax.shard_map(
+        of_devices, mesh=meshes.mesh_of("2x4", "auto"), out_specs=P(),
+        in_specs=(P(None, None, "model"), P(), P()),
     )  # fmt: skip
-    assert_close(gradient(found), expected)
+    assert_close(gradients(mapped, X, 1.0), expected)
     assert optclip.metrics(expected[1])["cotangent/fraction"] > 0

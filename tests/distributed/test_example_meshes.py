@@ -117,17 +117,6 @@ def on_data(function, **how):
     return jax.shard_map(function, mesh=meshes.mesh_of("8", "auto"), **(specs | how))
 
 
-def test_quantile_threshold_in_shard_map_without_padding_equals_one_device():
-    rule = QuantileThreshold(0.5, init_value=BOUND)
-
-    def step(params, batch):
-        _, info = clipped_grad(loss, BOUND)(params, batch)
-        return rule.update(rule.init(), info)
-
-    found = quick_jit(on_data(step))(PARAMS, BATCH)
-    assert_close(found, quick_jit(step)(PARAMS, BATCH))
-
-
 @pytest.mark.parametrize(
     ("size", "method", "is_padded"),
     [(8, "vmap", True), (6, "vmap", False)] + [(None, "vmap", True)] * covering.full,
@@ -146,16 +135,32 @@ def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, is_padded
     assert_close(found, one_device(is_padded, is_weighted=not is_padded))
 
 
-@pytest.mark.parametrize("make", [functools.partial(clipped_grad, threshold=1), norms])
+GRAD = functools.partial(clipped_grad, threshold=1)
+WHOLE_ONLY = "whole .* Explicit axes, got 'w'.*Auto"
+
+
 @pytest.mark.parametrize(
-    ("spec", "size"), [(P("data"), None), (P("data"), 1), (P(None, "model"), None)]
+    ("spec", "size", "make", "words"),
+    [
+        *(
+            (spec, size, make, WHOLE_ONLY)
+            for make in (GRAD, norms)
+            for spec, size in (
+                *((P("data"), None), (P("data"), 1)),
+                (P(None, "model"), None),
+            )
+        ),
+        (
+            *(P(), None, functools.partial(GRAD, method="ghost")),
+            "over Explicit mesh axes",
+        ),
+    ],
 )
-def test_sharded_parameter_on_explicit_axes_raises(spec, size, make):
+def test_sharded_parameter_or_ghost_on_explicit_axes_raises(spec, size, make, words):
     mesh = meshes.mesh_of("2x4", "explicit")
     with jax.set_mesh(mesh):
-        params = placed(mesh, PARAMS, WHOLE | {"w": spec})
-        batch = placed(mesh, BATCH, P("data"))
-        with pytest.raises(ValueError, match="whole .* Explicit axes, got 'w'.*Auto"):
+        params, batch, _ = sharded(mesh, WHOLE | {"w": spec})
+        with pytest.raises(ValueError, match=words):
             jax.jit(make(loss, microbatch_size=size))(params, batch)
 
 
@@ -168,14 +173,6 @@ def test_sharded_parameter_on_explicit_axes_takes_single_examples():
     assert_close(found, one_device())
 
 
-def test_ghost_on_explicit_axes_raises():
-    mesh = meshes.mesh_of("8", "explicit")
-    with jax.set_mesh(mesh):
-        f = clipped_grad(loss, BOUND, method="ghost")
-        with pytest.raises(ValueError, match="over Explicit mesh axes"):
-            f(*sharded(mesh, WHOLE)[:2])
-
-
 def split_parameters(method):
     own = functools.partial(loss, axis_name="model")
     f = clipped_grad(own, BOUND, strict=False, method=method)
@@ -186,10 +183,17 @@ def split_parameters(method):
 
 
 def test_ghost_in_shard_map_equals_one_device_or_raises():
+    """Without padding, so too a threshold that learns from the norms."""
     f = clipped_grad(loss, BOUND, strict=False, method="ghost")
-    found = quick_jit(on_data(lambda *given: f(*given)[0]))(PARAMS, BATCH)
-    expected, _ = one_device(is_padded=False)
-    assert_close(found, expected)
+    rule = QuantileThreshold(0.5, init_value=BOUND)
+
+    def step(params, batch):
+        found, info = f(params, batch)
+        return found, rule.update(rule.init(), info)
+
+    found = quick_jit(on_data(step))(PARAMS, BATCH)
+    expected, info = one_device(is_padded=False)
+    assert_close(found, (expected, rule.update(rule.init(), info)))
     with pytest.raises(ValueError, match="split inside shard_map"):
         jax.eval_shape(split_parameters("ghost"), PARAMS, BATCH)
     assert_close(quick_jit(split_parameters("vmap"))(PARAMS, BATCH), expected)

@@ -51,13 +51,6 @@ def test_global_norm_split_leaves_spans_their_axes(form, check_vma):
         np.testing.assert_allclose(clipped[key], x / NORM, rtol=1e-6)
 
 
-def test_axis_name_one_name_counts_replicated_leaf_once():
-    tree = {key: TREE[key] for key in ("split", "whole")}
-    specs = {key: SPECS[key] for key in tree}
-    norm = mapped(lambda t: global_norm(t, axis_name="data"), specs=specs)(tree)
-    np.testing.assert_allclose(norm, square_norm(*tree.values()), rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("over", "axis_name", "spans"),
     [
@@ -255,14 +248,19 @@ def test_axis_name_empty_clips_own_part_and_records_largest(clip):
 
 
 def test_axis_name_empty_takes_threshold_of_each_device():
+    """One name counts a leaf once that is whole on its devices."""
     limits = np.array([1.0, 2.0, 0.5, 100.0], np.float32)
 
     def clip(tree):
         limit = jnp.asarray(limits)[lax.axis_index("data")]
-        return clip_by_global_norm(tree, limit, axis_name=())[0]
+        both = {key: tree[key] for key in ("split", "whole")}
+        clipped, _ = clip_by_global_norm(tree["split"], limit, axis_name=())
+        return clipped, global_norm(both, axis_name="data")
 
-    clipped = mapped(clip, P("data"), specs=P("data"))(TREE["split"])
+    clipped, norm = mapped(clip, (P("data"), P()))(TREE)
     np.testing.assert_allclose(clipped, np.minimum(2.0, limits), rtol=1e-6)
+    expected = square_norm(TREE["split"], TREE["whole"])
+    np.testing.assert_allclose(norm, expected, rtol=1e-6)
 
 
 def test_varying_type_of_older_jax_is_read(monkeypatch):

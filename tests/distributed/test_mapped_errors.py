@@ -22,6 +22,11 @@ def by_device():
     return lax.axis_index("model") + 1.0
 
 
+# No type distinguishes a whole leaf from a shard, so any norm could be wrong.
+UNTYPED = (
+    r"check_vma=False, array types do not specify .* Pass axis_name=\(\) if"
+    r" .*pmean\(grads, \('data', 'model'\)\)"
+)
 VARIES = r"varies over the mesh axes \('model',\).*lax.pmean"
 REJECTED = {
     "unknown axis": (
@@ -60,23 +65,17 @@ REJECTED = {
 }
 
 
-@pytest.mark.parametrize("case", REJECTED)
+CALLS = {
+    "untyped": (mapped(global_norm, check_vma=False), UNTYPED),
+    "pmap": (jax.pmap(global_norm), "Inside pmap, or shard_map with"),
+} | {name: (mapped(function), words) for name, (function, words) in REJECTED.items()}
+
+
+@pytest.mark.parametrize("case", CALLS)
 def test_mapped_call_ambiguous_over_devices_raises(case):
-    function, words = REJECTED[case]
+    call, words = CALLS[case]
     with pytest.raises(ValueError, match=words):
-        mapped(function)(TREE)
-
-
-def test_global_norm_untyped_without_axis_name_raises():
-    """No type distinguishes a whole leaf from a shard, so any norm could be wrong."""
-    words = (
-        r"check_vma=False, array types do not specify .* Pass axis_name=\(\) if"
-        r" .*pmean\(grads, \('data', 'model'\)\)"
-    )
-    with pytest.raises(ValueError, match=words):
-        mapped(lambda tree: global_norm(tree), check_vma=False)(TREE)
-    with pytest.raises(ValueError, match="Inside pmap, or shard_map with"):
-        jax.pmap(global_norm)(TREE["split"])
+        call({"both": TREE["both"][:, :1]} if case == "pmap" else TREE)
 
 
 def test_clip_unreduced_gradient_raises():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import P
 from jax.sharding import AxisType, NamedSharding
 
@@ -100,6 +101,12 @@ CLIPS = [
 ]
 
 
+def _constrained(**more: Any) -> Any:
+    """Constrain parameters, here by the same tree, after a step."""
+    clip = optclip.clip_by(2.0, over=optclip.axes(-1), **more)
+    return optclip.constrain(optax.sgd(0.1), clip)
+
+
 def _by_unit(rule: Any) -> Callable[..., Any]:
     return lambda **more: optclip.clip_by(rule, over=optclip.units(), **more)
 
@@ -129,6 +136,7 @@ LEARNED = [
     Clip("ema of elements", _by_element(EMA), ("elements",)),
     Clip("largest element", _by_element(_thresholds.ema_of_max(0.5)), ("numbers",)),
     Clip("skip", _skip, ("numbers",)),
+    Clip("constrain", _constrained, ("slices",), True),
 ]
 
 

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import P
 from jax.experimental.sparse import BCOO
-from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip import thresholds
@@ -221,27 +219,6 @@ def test_initial_norm_of_zero_does_not_constrain():
     new, state = stepped(tx, new, grads, state)
     np.testing.assert_array_equal(new["b"], [2, -4])
     np.testing.assert_allclose(np.linalg.norm(new["w"]), 5, rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit, None], ids=str)
-def test_experts_of_stacked_leaf_are_constrained_on_mesh(kind):
-    """Each expert has its own norm, over an axis that the mesh splits."""
-    stack, spec = RNG().normal(size=(4, 2, 6)).astype(np.float32), P(None, None, "data")
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind or AxisType.Auto,))
-    options = {"record": False} | ({} if kind else {"axis_name": spec})
-    clip = optclip.clip_by(2.0, over=optclip.axes((1, 2)), **options)
-    tx = optclip.constrain(optax.sgd(1.0), clip)
-
-    def step(params):
-        updates, _ = tx.update(0.1 * params, tx.init(params), params)
-        return optax.apply_updates(params, updates)
-
-    if kind is None:
-        step = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec)
-    new = helpers.quick_jit(step)(jax.device_put(stack, NamedSharding(mesh, spec)))
-    norm = 0.9 * np.linalg.norm(np.float64(stack), axis=(1, 2), keepdims=True)
-    assert np.all(norm > 2)
-    np.testing.assert_allclose(new, 1.8 * stack / norm, rtol=2e-6)
 
 
 def test_complex_parameters_are_rounded_to_their_dtype():
