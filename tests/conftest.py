@@ -23,8 +23,17 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
 # Above this, compiled programs are cleared: a worker would grow to several gigabytes.
-# Half of it would clear them after every third file.
-MAX_RESIDENT_BYTES = 1500 * 2**20
+# Four workers then take at most half of the memory. Compiling single operations again
+# after each file takes a twentieth of the suite's time.
+LEAST_RESIDENT_BYTES, MOST_RESIDENT_BYTES = 1500 * 2**20, 2500 * 2**20
+
+
+def max_resident_bytes() -> float:
+    """Return an eighth of the memory, within limits."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return LEAST_RESIDENT_BYTES
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(LEAST_RESIDENT_BYTES, min(memory / 8, MOST_RESIDENT_BYTES))
 
 
 def resident_bytes() -> float:
@@ -50,7 +59,7 @@ class BoundedMemory:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item, nextitem):
         is_last = nextitem is None or nextitem.path != item.path
-        if not is_last or resident_bytes() < MAX_RESIDENT_BYTES:
+        if not is_last or resident_bytes() < max_resident_bytes():
             return
         jax.clear_caches()
         # The C library of Linux holds on to freed memory, two thirds of the worker's.

@@ -26,7 +26,11 @@ every, each_trait, each_scalar_trait = (
     pytest.mark.parametrize(
         "entry", entries, ids=lambda entry: entry.id, scope="module"
     )
-    for entries in (ENTRIES, WRAPPED, by_trait(SCALAR, "scope"))
+    for entries in (
+        ENTRIES,
+        WRAPPED,
+        by_trait([e for e in SPANNING if e in SCALAR], "scope"),
+    )
 )
 TREE = helpers.mixed_gradients()
 # Adam and `flatten` bring leaves of several dtypes to one.

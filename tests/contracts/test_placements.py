@@ -124,7 +124,9 @@ def test_result_stays_in_memory_of_its_leaf(name):
     assert jax.memory.Space.Host in places[1]
 
 
-@pytest.mark.parametrize("entry", by_trait(), ids=lambda entry: entry.id)
+@pytest.mark.parametrize(
+    "entry", by_trait(ENTRIES, "scope"), ids=lambda entry: entry.id
+)
 def test_leaf_in_host_memory_is_clipped(entry):
     clipped = helpers.quick_jit(update_of(entry.make()))(first_on_host(TREE))
     exact = helpers.as_float64(TREE)

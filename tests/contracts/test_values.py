@@ -18,7 +18,7 @@ from tests.support.registry import SCALAR, by_trait
 
 # The scope of the parameter puts the tests of one entry in a row, so that one worker
 # runs them and compiles the clip once.
-LIMITED = by_trait(SCALAR)
+LIMITED = by_trait(SCALAR, "scope")
 scalar, one_bound, not_of_matrices = (
     pytest.mark.parametrize(
         "entry", entries, ids=lambda entry: entry.id, scope="module"

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip import plot, thresholds
-from tests.support import helpers, oracles
+from tests.support import covering, helpers, oracles
 
 OVER = optclip.layers("net/layers")
 SIZES, LIMITS = [1.0, 0.01, 5.0, 2.0], [9.0, 9.0, 1.0, 2.0]
@@ -99,8 +99,14 @@ def test_record_of_all_layers_has_most_exceeded():
     np.testing.assert_allclose(optclip.metrics(state)["clip/norm"], largest, rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["auto", "explicit", "shard_map"])
-@pytest.mark.parametrize("split", STACKS)
+@pytest.mark.parametrize(
+    ("mode", "split"),
+    [
+        (mode, split)
+        for i, mode in enumerate(["auto", "explicit", "shard_map"])
+        for split in covering.rotated([*STACKS], i)
+    ],
+)
 def test_layers_on_a_mesh_equal_numpy(mode, split):
     """Devices hold some of the layers, or a part of each; the record has all."""
     kind = AxisType.Explicit if mode == "explicit" else AxisType.Auto

@@ -48,7 +48,11 @@ SCOPES = {
 BY_SLICE = ("ema", "quantile", "zscore", "previous_norm")
 OF_ELEMENTS = ("ema_of_max", "moment", "second_moment")
 CASES = [
-    *((rule, "leaf") for rule in RULES if rule not in OF_ELEMENTS),
+    *(
+        (rule, "leaf")
+        for rule in RULES
+        if rule not in OF_ELEMENTS and (covering.full or "," not in rule)
+    ),
     *((rule, "slice") for rule in RULES if rule in BY_SLICE or covering.full),
     *((rule, "element") for rule in ("ema", "moment", "second_moment")),
     ("ema_of_max", "elements of a leaf"),
