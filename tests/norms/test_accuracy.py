@@ -34,12 +34,7 @@ def shapes_of(dtype):
     return few(["7 leaves"], every)
 
 
-def worst_of_many_leaves(shapes):
-    values = ("normal", "one large", *norm_errors.VALUES_ONE_WAY)
-    cases = [norm_errors.Case(shapes, "float32", each) for each in values]
-    return [norm_errors.ulps(case, [2.0]) for case in cases]
-
-
+ONE_WAY = norm_errors.VALUES_ONE_WAY
 NORMS = [
     *(
         (norm_errors.worst, shapes_of(dtype), dtype, EXACT)
@@ -49,9 +44,15 @@ NORMS = [
         (norm_errors.worst, [shapes], "float32", EXACT)
         for shapes in few(["32", "100003"], norm_errors.MANY)
     ),
-    (worst_of_many_leaves, few("1000 leaves", "4000 leaves")),
+    (
+        norm_errors.worst,
+        few(["1000 leaves"], ["4000 leaves"]),
+        "float32",
+        [2.0],
+        ("normal", "one large", *ONE_WAY),
+    ),
     *(
-        (norm_errors.worst_one_way, shapes)
+        (norm_errors.worst, [shapes], "float32", [1.0, 2.0], ONE_WAY)
         for shapes in few(["8191", "100003"], ["15x16x17", "8191", "100003", "1e7"])
     ),
     *((norm_errors.worst_of_slices, name, 2.0) for name in norm_errors.SLICES),

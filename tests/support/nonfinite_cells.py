@@ -37,28 +37,27 @@ class Input:
       title: Name of the input in the table.
       leaf: The leaf with these entries; None for every leaf.
       at: Index and value of each stored entry that is replaced.
-      outside_norm: Whether `norm_mask` (or `mask`) excludes that leaf.
-      outside_clip: Whether `clip_mask` (or `mask`) excludes that leaf.
+      mask: The argument that excludes that leaf, if any.
     """
 
     title: str
     leaf: str | None
     at: dict[Any, float]
-    outside_norm: bool = False
-    outside_clip: bool = False
+    mask: str = ""
 
     @property
     def masks(self) -> dict[str, dict[str, bool]]:
         """Return the mask argument that excludes the leaf, if any."""
-        excluded = (self.outside_norm, self.outside_clip)
-        names = {
-            (True, True): "mask",
-            (True, False): "norm_mask",
-            (False, True): "clip_mask",
-        }
-        if excluded not in names:
-            return {}
-        return {names[excluded]: {leaf: leaf != self.leaf for leaf in GROUPS}}
+        included = {leaf: leaf != self.leaf for leaf in GROUPS}
+        return {self.mask: included} if self.mask else {}
+
+    @property
+    def outside_norm(self) -> bool:
+        return self.mask in ("mask", "norm_mask")
+
+    @property
+    def outside_clip(self) -> bool:
+        return self.mask in ("mask", "clip_mask")
 
 
 NAN, INF = float("nan"), float("inf")
@@ -68,12 +67,12 @@ INPUTS = {
     "-inf": Input("one -inf", "kernel", {(0, 1): -INF}),
     "all": Input("every entry NaN", None, {...: NAN}),
     "norm_mask": Input(
-        "NaN in a leaf outside `norm_mask`", "kernel", {(0, 1): NAN}, True
+        "NaN in a leaf outside `norm_mask`", "kernel", {(0, 1): NAN}, "norm_mask"
     ),
     "clip_mask": Input(
-        "NaN in a leaf outside `clip_mask`", "kernel", {(0, 1): NAN}, False, True
+        "NaN in a leaf outside `clip_mask`", "kernel", {(0, 1): NAN}, "clip_mask"
     ),
-    "mask": Input("NaN in a leaf outside `mask`", "kernel", {(0, 1): NAN}, True, True),
+    "mask": Input("NaN in a leaf outside `mask`", "kernel", {(0, 1): NAN}, "mask"),
     # One of two duplicates.
     "sparse": Input("NaN in a `BCOO` leaf", "rows", {(0, 1): NAN}),
     "overflow": Input(
@@ -124,17 +123,19 @@ def gradients(given: Input | None) -> dict[str, Any]:
 
 def dense(given: Input | None) -> dict[Entry, float]:
     """Return the dense gradient per entry; duplicates are added in float32."""
-    entries: dict[Entry, np.float32] = {}
-    for name, leaf in stored(given).items():
-        for index, x in np.ndenumerate(leaf):
-            entry = (name, *index)
-            if name == "rows":
-                entry = (name, ROWS[index[0]], index[1])
-                with np.errstate(over="ignore"):
-                    x = entries.get(entry, np.float32(0)) + x
-            entries[entry] = x
-    inside = {e: float(x) for e, x in entries.items() if e[:2] != ("rows", PADDING)}
-    return dict(sorted(inside.items()))
+    tree = stored(given)
+    rows = np.zeros(SHAPE, np.float32)
+    inside = [i for i, row in enumerate(ROWS) if row != PADDING]
+    with np.errstate(over="ignore"):
+        np.add.at(rows, [ROWS[i] for i in inside], tree["rows"][inside])
+    entries = (tree | {"rows": rows}).items()
+    stored_rows = set(ROWS)
+    return {
+        (name, *index): float(x)
+        for name, leaf in sorted(entries)
+        for index, x in np.ndenumerate(leaf)
+        if name != "rows" or index[0] in stored_rows
+    }
 
 
 def array(cell: Cell, name: str) -> np.ndarray:

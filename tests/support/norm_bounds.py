@@ -2,43 +2,18 @@
 
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optclip.functional import clip_by_global_norm, clip_by_norm, global_norm
-from tests.support import helpers, norm_errors
+from tests.support import helpers, norm_errors, oracles
 
 DTYPES = ["float32", "bfloat16", "float16", "complex64", "float64", *helpers.FP8]
-SHAPES = [(5, 8), (24,)]
-SIZE = sum(math.prod(shape) for shape in SHAPES)
+SIZE = 64
 BATCH = 2_500
-
-
-class Batch(NamedTuple):
-    """Hold many stacked trees, and a threshold for each."""
-
-    tree: list[jax.Array]
-    threshold: jax.Array
-
-
-class Outcome(NamedTuple):
-    """Hold the result of `judge` for each tree of a batch."""
-
-    excess: np.ndarray  # The norm over the threshold, minus 1.
-    is_normal: np.ndarray  # Whether no clipped element is subnormal.
-    clipped: np.ndarray
-
-
-def batches(dtype: str, count: int, p: float) -> Iterator[Batch]:
-    for seed in range(math.ceil(count / BATCH)):
-        rng = np.random.default_rng(seed)
-        tree = _split(jnp.asarray(_values(rng, dtype), dtype))
-        norms = np.asarray(norms_of(tree, p), np.float64)
-        yield Batch(tree, jnp.asarray(_thresholds(rng, norms), real_of(dtype)))
 
 
 def room(dtype: str, p: float) -> float:
@@ -47,10 +22,6 @@ def room(dtype: str, p: float) -> float:
     if dtype == "float64":
         bound *= 2.0**-29
     return (1 + bound) * (1 + float(jnp.finfo(dtype).eps) / 2) - 1
-
-
-def real_of(dtype: str) -> str:
-    return "float64" if dtype == "float64" else "float32"
 
 
 def _values(rng: np.random.Generator, dtype: str) -> np.ndarray:
@@ -64,13 +35,16 @@ def _values(rng: np.random.Generator, dtype: str) -> np.ndarray:
     # Half of all trees have the magnitude of usual gradients.
     usual = rng.integers(max(lowest, -24), min(highest, 8), size=(BATCH, 1))
     center = np.where(rng.random((BATCH, 1)) < 0.5, center, usual)
-    mantissa = rng.normal(size=(BATCH, SIZE))
-    kind = rng.integers(5, size=(BATCH, 1))
-    mantissa = np.where(kind == 1, mantissa[:, :1], mantissa)
-    spread = rng.integers(-12, 1, size=(BATCH, SIZE))
-    mantissa = np.where(kind == 2, np.ldexp(mantissa, spread), mantissa)
-    mantissa = np.where((kind == 3) & (rng.random((BATCH, SIZE)) < 0.9), 0, mantissa)
-    mantissa = np.where(kind == 4, rng.integers(1, 4, size=(BATCH, SIZE)), mantissa)
+    shape = (BATCH, SIZE)
+    normal = rng.normal(size=shape)
+    kinds = [
+        normal,
+        np.broadcast_to(normal[:, :1], shape),
+        np.ldexp(normal, rng.integers(-12, 1, size=shape)),
+        np.where(rng.random(shape) < 0.9, 0, normal),
+        rng.integers(1, 4, size=shape),
+    ]
+    mantissa = np.choose(rng.integers(5, size=(BATCH, 1)), kinds)
     largest = float(np.ldexp(1.0, highest))
     values = np.clip(np.ldexp(mantissa, center), -largest, largest)
     if np.issubdtype(jnp.dtype(dtype), np.complexfloating):
@@ -88,49 +62,30 @@ def _thresholds(rng: np.random.Generator, norms: np.ndarray) -> np.ndarray:
     return np.minimum(thresholds, 3e38)
 
 
-def _split(stacked: jax.Array) -> list[jax.Array]:
-    first = math.prod(SHAPES[0])
-    parts = stacked[:, :first], stacked[:, first:]
-    return [p.reshape(BATCH, *s) for p, s in zip(parts, SHAPES, strict=True)]
+def _leaves(row: jax.Array) -> list[jax.Array]:
+    return [row[:40].reshape(5, 8), row[40:]]
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def norms_of(tree: list[jax.Array], p: float) -> jax.Array:
-    return jax.lax.map(functools.partial(global_norm, ord=p), tree)
+def norms_of(rows: jax.Array, p: float) -> jax.Array:
+    return jax.lax.map(lambda row: global_norm(_leaves(row), ord=p), rows)
 
 
 @functools.partial(jax.jit, static_argnames=("strict", "p"))
-def clipped(batch: Batch, *, strict: bool, p: float = 2.0) -> list[jax.Array]:
+def clipped(rows: jax.Array, limits: jax.Array, *, strict: bool, p: float) -> jax.Array:
     """Clip tree by tree, since vmap would run both sides of each branch."""
 
-    def one(single: Batch) -> list[jax.Array]:
-        return clip_by_global_norm(*single, ord=p, strict=strict)[0]
+    def one(row: jax.Array, limit: jax.Array) -> jax.Array:
+        leaves, _ = clip_by_global_norm(_leaves(row), limit, ord=p, strict=strict)
+        return jnp.concatenate([leaf.ravel() for leaf in leaves])
 
-    return jax.lax.map(one, batch)
-
-
-def judge(batch: Batch, out: list[jax.Array], p: float = 2.0) -> Outcome:
-    """Compute the relative excess of each true norm over its threshold."""
-    limit = np.asarray(batch.threshold, np.longdouble)
-    before, after = _rows(batch.tree), _rows(out)
-    ratio = _norm(after, p) / np.where(limit > 0, limit, 1)
-    excess = np.where(limit > 0, ratio - 1, np.where(_norm(after, p) > 0, np.inf, -1))
-    dtype = batch.tree[0].dtype
-    tiny = float(jnp.finfo(dtype).tiny)
-    wanted = before * (limit / np.maximum(_norm(before, p), 1e-300))[:, None]
-    is_normal = np.all((before == 0) | (wanted >= 2 * tiny), axis=1)
-    # At smaller thresholds, squares that are flushed to zero change the norm.
-    is_normal &= limit > (2.0**-460 if dtype == np.float64 else 2.0**-40)
-    changed = np.any(before != after, axis=1)
-    return Outcome(excess, is_normal, changed)
+    return jax.lax.map(lambda pair: one(*pair), (rows, limits))
 
 
-def _rows(tree: list[jax.Array]) -> np.ndarray:
-    """Return the moduli, a row per tree, in extended precision (64-bit mantissa)."""
-    kind = np.clongdouble if jnp.iscomplexobj(tree[0]) else np.longdouble
-    narrow = np.complex128 if jnp.iscomplexobj(tree[0]) else np.float64
-    flat = [np.asarray(x).astype(narrow).reshape(BATCH, -1) for x in tree]
-    return np.abs(np.concatenate(flat, axis=1).astype(kind))
+def _moduli(rows: jax.Array) -> np.ndarray:
+    """Return the moduli in extended precision (64-bit mantissa)."""
+    kind = np.clongdouble if jnp.iscomplexobj(rows) else np.longdouble
+    return np.abs(helpers.as_float64(rows).astype(kind))
 
 
 def _norm(rows: np.ndarray, p: float) -> np.ndarray:
@@ -142,17 +97,35 @@ def _norm(rows: np.ndarray, p: float) -> np.ndarray:
 def worst(dtype: str, count: int, *, strict: bool, p: float = 2.0) -> Any:
     """Return the largest excess, the trees above the threshold and the clipped trees.
 
-    Without `strict`, the excess covers trees without subnormal outputs.
+    The excess is the true norm over the threshold, minus 1. Without `strict`, it covers
+    trees without subnormal outputs.
     """
     largest, num_clipped, num_above = -math.inf, 0, 0
-    for batch in batches(dtype, count, p):
-        outcome = judge(batch, clipped(batch, strict=strict, p=p), p)
-        covered = outcome.is_normal & outcome.clipped
-        if strict:
-            num_above += int(np.sum(outcome.excess > 0))
-            covered = np.ones_like(outcome.clipped)
-        num_clipped += int(np.sum(outcome.clipped))
-        largest = max(largest, float(np.max(outcome.excess, where=covered, initial=-1)))
+    for seed in range(math.ceil(count / BATCH)):
+        rng = np.random.default_rng(seed)
+        rows = jnp.asarray(_values(rng, dtype), dtype)
+        measured = np.asarray(norms_of(rows, p), np.float64)
+        drawn = _thresholds(rng, measured)
+        limits = jnp.asarray(drawn, "float64" if dtype == "float64" else "float32")
+        out = clipped(rows, limits, strict=strict, p=p)
+        before, after = _moduli(rows), _moduli(out)
+        limit = np.asarray(limits, np.longdouble)
+        norm, is_positive = _norm(after, p), limit > 0
+        ratio = norm / np.where(is_positive, limit, 1)
+        excess = np.where(is_positive, ratio - 1, np.where(norm > 0, np.inf, -1))
+        changed = np.any(before != after, axis=1)
+        covered = np.ones_like(changed)
+        if not strict:
+            wanted = before * (limit / np.maximum(_norm(before, p), 1e-300))[:, None]
+            least = 2 * float(jnp.finfo(dtype).tiny)
+            covered = changed & np.all((before == 0) | (wanted >= least), axis=1)
+            # Norms of orders below 1 may exceed the largest number.
+            covered &= np.isfinite(measured)
+            # At smaller thresholds, squares that are flushed to zero change the norm.
+            covered &= limit > (2.0**-460 if dtype == "float64" else 2.0**-40)
+        num_above += int(np.sum(excess > 0))
+        num_clipped += int(np.sum(changed))
+        largest = max(largest, float(np.max(excess, where=covered, initial=-1)))
     return largest, num_above, num_clipped
 
 
@@ -180,5 +153,7 @@ def worst_one_way(shapes: str, p: float) -> float:
         # At the measured norm, nothing is clipped if the measurement is too small.
         for limit in (measured, 0.7 * measured):
             out, _ = clip(tree, limit)
-            excess.append(norm_errors.true_norm(out, p) / float(limit) - 1)
+            excess.append(
+                oracles.tree_norm(helpers.as_float64(out), p) / float(limit) - 1
+            )
     return max(excess)

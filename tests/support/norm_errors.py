@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 
 from optclip import norms
 from optclip.functional import global_norm
-from tests.support import helpers
+from tests.support import helpers, oracles
 
 DTYPES = ["float32", "bfloat16", "float16", "complex64", *helpers.FP8]
 
@@ -100,27 +100,9 @@ SLICES_ONE_WAY = [*ONE_WAY, 1.7500878779761485e-07, 1.2324837023138935e-06]
 SLICES = {"columns": (8192, 0), "long columns": (65536, 0), "rows": (8192, 1)}
 
 
-def cases(shapes: list[str], dtype: str) -> Iterator[Case]:
-    for name in shapes:
-        yield from (Case(name, dtype, values) for values in VALUES)
-
-
 @functools.cache
 def norm_of_order(p: float) -> Any:
     return jax.jit(helpers.without_promotion(functools.partial(global_norm, ord=p)))
-
-
-def true_norm(tree: list[Any], p: float) -> float:
-    """Return the norm by exact summation; for many elements, in extended precision."""
-    wide = np.concatenate([np.ravel(helpers.as_float64(x)) for x in tree])
-    size = np.abs(wide).astype(np.float64)
-    largest = float(size.max(initial=0.0))
-    if p == math.inf or largest == 0.0:
-        return largest
-    powers = (size / largest) ** p
-    if powers.size <= 100_000:
-        return largest * math.fsum(powers) ** (1 / p)
-    return largest * float(np.sum(powers.astype(np.longdouble)) ** (1 / p))
 
 
 def ulps(case: Case, orders: list[float]) -> list[float]:
@@ -128,13 +110,23 @@ def ulps(case: Case, orders: list[float]) -> list[float]:
     tree = case.tree()
     if case.values == "smallest":
         tree = [np.full_like(x, _smallest(case.dtype)) for x in tree]
-    return [_error(true_norm(tree, p), float(norm_of_order(p)(tree))) for p in orders]
+    errors = []
+    for p in orders:
+        exact = oracles.tree_norm(helpers.as_float64(tree), p)
+        measured = float(norm_of_order(p)(tree))
+        if exact > float(np.finfo(np.float32).max):
+            errors.append(0.0 if measured == math.inf else math.inf)
+        else:
+            errors.append(abs(measured - exact) / np.spacing(np.float32(exact)))
+    return errors
 
 
-def worst_one_way(shapes: str) -> list[float]:
-    """Return the largest errors for p = 1 and 2 over inputs that round one way."""
-    errors = [ulps(Case(shapes, "float32", v), [1.0, 2.0]) for v in VALUES_ONE_WAY]
-    return [max(column) for column in zip(*errors, strict=True)]
+def worst(
+    shapes: list[str], dtype: str, orders: list[float], values: Iterable[str] = VALUES
+) -> np.ndarray:
+    """Return the largest error for each order."""
+    cases = [Case(name, dtype, each) for name in shapes for each in values]
+    return np.max([ulps(case, orders) for case in cases], axis=0)
 
 
 def slices(name: str) -> tuple[jax.Array, int]:
@@ -163,17 +155,6 @@ def worst_of_slices(name: str, p: float) -> float:
     x, axis = slices(name)
     exact, measured = norms_along(x, axis, p), measured_along(axis, p)(x)
     return float(np.max(np.abs(np.asarray(measured) / exact - 1))) * 2**23
-
-
-def _error(exact: float, measured: float) -> float:
-    if exact > float(np.finfo(np.float32).max):
-        return 0.0 if measured == math.inf else math.inf
-    return abs(measured - exact) / float(np.spacing(np.float32(exact)))
-
-
-def worst(shapes: list[str], dtype: str, orders: list[float]) -> list[float]:
-    errors = [ulps(case, orders) for case in cases(shapes, dtype)]
-    return [max(column) for column in zip(*errors, strict=True)]
 
 
 def _smallest(dtype: str) -> float:
