@@ -37,47 +37,31 @@ def test_suggest_clips_within_a_fifth_of_the_requested_rate(kind, rate):
     assert "of 900 steps (first 100 skipped)" in str(suggestion)
 
 
-def test_suggest_has_two_digits_where_these_are_enough():
-    assert [optclip.suggest(RUNS[x]).max_norm for x in ("gamma", "steady")] == [
-        6.7,
-        0.1102,
-    ]
-
-
 def test_suggest_skips_and_counts_nonfinite_norms():
+    """A run that may have diverged warns, even of a norm among the first, skipped."""
     spoiled = np.concatenate([NORMS, [np.nan, np.inf, np.nan]])
     suggestion, plain = (optclip.suggest(x, skip_first=0.0) for x in (spoiled, NORMS))
     assert plain.quantiles == {q: np.quantile(NORMS, q) for q in plain.quantiles}
     assert str(plain).endswith("of 1000 steps")
     assert suggestion == plain._replace(nonfinite=3)
     assert "3 more not finite" in str(suggestion)
-
-
-def test_suggest_of_run_that_may_have_diverged_warns():
-    """This holds even if the largest norm is among the first, which are skipped."""
-    assert "times the median" not in str(optclip.suggest(NORMS))
-    suggestion = optclip.suggest(np.concatenate([NORMS[:8], [1e5], NORMS[9:]]))
-    assert suggestion.largest == 1e5
+    diverged = optclip.suggest(np.concatenate([NORMS[:8], [1e5], NORMS[9:]]))
+    assert diverged.largest == 1e5
     words = "the largest norm of all is 1e+05, over 100 times the median"
-    assert words in str(suggestion)
+    assert words in str(diverged)
 
 
 def test_suggest_takes_metrics_per_step_or_stacked_or_a_file(tmp_path):
     history = [{"clip/norm": np.float32(n), "clip/rate": 0.0} for n in NORMS]
     stacked = {"clip/norm": NORMS, "clip/rate": 0 * NORMS}
     expected = optclip.suggest(NORMS)
-    assert optclip.suggest(history).max_norm == expected.max_norm
+    # Two digits are enough here.
+    assert optclip.suggest(history).max_norm == expected.max_norm == 6.7
     assert optclip.suggest(stacked) == expected
     optclip.plot.save(stacked, tmp_path / "run.jsonl")
     assert optclip.suggest(tmp_path / "run.jsonl") == expected
-
-
-def test_suggest_of_several_clips_reads_the_named_norm():
-    history = {
-        "clip/norm": 2 * NORMS, "skip/norm/a": NORMS, "skip/norm/b": 3 * NORMS
-    }  # fmt: skip
-    expected = optclip.suggest(3 * NORMS)
-    assert optclip.suggest(history, clip="skip", part="b") == expected
+    several = {"clip/norm": 2 * NORMS, "skip/norm/a": 3 * NORMS, "skip/norm/b": NORMS}
+    assert optclip.suggest(several, clip="skip", part="b") == expected
     with pytest.raises(ValueError, match="clip='skip' and part=None choose a norm"):
         optclip.suggest(NORMS, clip="skip")
 
