@@ -27,6 +27,7 @@ rule                 threshold                             published as
 `ema`                a multiple of the running norm        AdaGC, OLMo, AGGC
 `mean_over_rms`      steadiness of the norms, at most 1    Stable-SPAM's AdaGN
 `moment`             each element's running power mean     ACClip
+`of_gradients`       another rule, applied to gradients    ACClip
 `of`                 another rule, of one norm per leaf
 `scaled`             another rule, scaled and bounded
 `current`            the norm of this step
@@ -42,7 +43,7 @@ from ._thresholds._norm_rules import (
     relative_to_params,
 )
 from ._thresholds._rule import Rule, Seen
-from ._thresholds._rules_of_rules import of, scaled
+from ._thresholds._rules_of_rules import of, of_gradients, scaled
 from ._thresholds._window_rules import mean_plus_std, quantile
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "mean_plus_std",
     "moment",
     "of",
+    "of_gradients",
     "previous_norm",
     "quantile",
     "relative_to_params",

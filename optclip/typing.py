@@ -15,8 +15,8 @@ name                 meaning
 `ClipState`          the state of a transformation, with its `ClipRecord`
 `CotangentRecord`    the record of `clip_cotangent` in a backward pass
 `SkipState`          the state of `skip`, with its `SkipRecord`; other wrappers have
-                     `HistoryState`, `ErrorFeedbackState`, `PeriodicResetState`,
-                     `ClipAfterState`, `ConstrainState`
+                     `HistoryState`, `PeriodicResetState`, `ClipAfterState`,
+                     `ConstrainState`
 ==================== ===============================================================
 
 Type checkers do not check the contents of pytrees.
@@ -44,7 +44,6 @@ from ._typing._states import (
     ClipState,
     ConstrainState,
     CotangentRecord,
-    ErrorFeedbackState,
     HistoryState,
     PeriodicResetState,
     SkipRecord,
@@ -57,7 +56,6 @@ __all__ = [
     "ClipState",
     "ConstrainState",
     "CotangentRecord",
-    "ErrorFeedbackState",
     "Explanation",
     "History",
     "HistoryState",

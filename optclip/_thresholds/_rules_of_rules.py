@@ -207,9 +207,30 @@ class OfGradients(RuleOfRule):
 def of_gradients(rule: Threshold) -> OfGradients:
     """Apply a rule to the norms of the gradients instead of the updates.
 
-    For use in `clip_after(inner, clip)`, where `inner` computes updates, such as a
-    momentum, from the gradients. Its `seen.keep` still returns the norms of the clipped
-    updates.
+    For use in `optclip.clip_after(inner, clip)`, where `inner` computes updates, such
+    as a momentum, from the gradients.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> rule = optclip.thresholds.of_gradients(optclip.thresholds.moment(decay=0.5))
+      >>> tx = optclip.clip_after(optax.trace(decay=0.9), optclip.clip_by_value(rule))
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for size in (2.0, 2.0, 2.0):
+      ...     clipped, state = tx.update(jnp.array([size]), state)
+      ...     print(clipped)
+      [1.]
+      [1.5]
+      [1.75]
+
+    Args:
+      rule: Rule to apply. Its `seen.keep` still returns the clipped updates' norms.
+
+    Returns:
+      A rule with the same memory. A non-finite gradient never enters it, and a zero one
+      only if `rule` learns from zeros.
+
+    Raises:
+      ValueError: In `update`: `gradients` is not passed.
     """
     return OfGradients(one_rule("rule", rule))
 

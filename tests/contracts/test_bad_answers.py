@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import optclip
-from optclip import _thresholds, functional, norms, thresholds
+from optclip import functional, norms, thresholds
 from tests.support.helpers import quick_jit
 
 T, V = TypeError, ValueError
@@ -84,9 +84,9 @@ def once(tx, tree=TREE):
 BLOCK = norms.Block([jnp.ones(2)])
 GROUPED = r"max_norm` must be a prefix.*Missing: 'y'.* Unexpected: 'z'.*Pass"
 ONLY_X = {"x": 1.0, "z": None}
-OF_GRADIENTS = _thresholds.of_gradients(thresholds.moment())
+OF_GRADIENTS = thresholds.of_gradients(thresholds.moment())
 OF_OWN = lambda rule: optclip.clip_after(  # noqa: E731
-    optax.identity(), optclip.clip_by_global_norm(_thresholds.of_gradients(rule))
+    optax.identity(), optclip.clip_by_global_norm(thresholds.of_gradients(rule))
 )
 NO_LABEL = optclip.clip_by_group_norm(1.0, optclip.by_path(lambda path: None))
 # A transformation, the error of its first step, and its text.
@@ -178,7 +178,7 @@ def test_params_of_another_structure_are_named(tx, params, words):
 @pytest.mark.parametrize("measured", ["params", "gradients"])
 def test_tree_of_lower_rank_raises_the_error_of_its_axis(measured):
     updates, lower = {"w": jnp.ones((2, 3))}, {"w": jnp.ones(3)}
-    of_gradients = _thresholds.of_gradients(thresholds.ema())
+    of_gradients = thresholds.of_gradients(thresholds.ema())
     rule, passed = (
         (OF_PARAMS, {"params": lower})
         if measured == "params"

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import optclip
-from optclip import _thresholds, thresholds
+from optclip import thresholds
 from tests.support import covering, helpers
 from tests.support.registry import ENTRIES, by_trait
 
@@ -19,7 +19,7 @@ RULES = {
     "ema": thresholds.ema(max_norm=2.0),
     "mean_over_rms": thresholds.mean_over_rms(),
     "mean_plus_std": thresholds.mean_plus_std(window=4),
-    "of_gradients": _thresholds.of_gradients(thresholds.ema(max_norm=2.0)),
+    "of_gradients": thresholds.of_gradients(thresholds.ema(max_norm=2.0)),
     "quantile": thresholds.quantile(0.5, 4),
     "zscore": thresholds.zscore(max_norm=2.0),
 }

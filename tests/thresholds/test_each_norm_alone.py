@@ -28,7 +28,7 @@ RULES = {
     "ema, zero": T.ema(1.1, 0.5, warmup=0, start="zero"),
     "ema_of_max": _thresholds.ema_of_max(0.5),
     "mean_plus_std": T.mean_plus_std(1.0, 4, warmup=2),
-    "of_gradients": _thresholds.of_gradients(T.ema(1.1, 0.5, warmup=0)),
+    "of_gradients": T.of_gradients(T.ema(1.1, 0.5, warmup=0)),
     "quantile": T.quantile(0.5, 4),
     "quantile, traced": T.quantile(jnp.float32(0.3), 3),
     "zscore": T.zscore(1.5, 0.9, 3),

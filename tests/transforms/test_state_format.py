@@ -38,7 +38,7 @@ RULES = {
     "previous_norm": thresholds.previous_norm(),
     "ema_of_max": _thresholds.ema_of_max(),
     "moment": thresholds.moment(),
-    "of_gradients": _thresholds.of_gradients(thresholds.ema()),
+    "of_gradients": thresholds.of_gradients(thresholds.ema()),
     "user": Recorded(),
 }
 

@@ -8,7 +8,6 @@ import optax
 import pytest
 
 import optclip
-from optclip import _thresholds
 from tests.support import helpers
 from tests.support.running_rules import UserRule
 from tests.support.steps import over_steps, unstacked
@@ -161,7 +160,7 @@ def test_clip_after_passes_gradients_to_rule():
     assert (metrics["clip/norm"], metrics["clip/threshold"]) == (6, 2)
 
 
-OF_GRADIENTS = _thresholds.of_gradients(optclip.thresholds.moment())
+OF_GRADIENTS = optclip.thresholds.of_gradients(optclip.thresholds.moment())
 
 
 def test_rule_of_gradients_ignores_nonfinite_gradient():

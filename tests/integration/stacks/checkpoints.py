@@ -31,7 +31,7 @@ def optimizer() -> optax.GradientTransformation:
     Uses only what 0.1.0 contains, since its checkpoint must be restored.
     """
     adam = optclip.with_periodic_reset(optax.adam(0.05), every=9, warmup=2)
-    usual = _thresholds.of_gradients(thresholds.ema(0.1, decay=0.9, warmup=0))
+    usual = thresholds.of_gradients(thresholds.ema(0.1, decay=0.9, warmup=0))
     steps = optclip.clip_after(adam, optclip.clip_by_global_norm(usual, name="after"))
     rule = thresholds.mean_plus_std(4.0, window=8, ddof=1)
     return optclip.skip(
