@@ -1,15 +1,6 @@
-"""Compute errors of derivatives of singular-value clipping, with large values."""
+"""Compute derivatives of functions of singular values, and build large values."""
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
-
-from optclip import functional as F
-from tests.support.matrices import matrix
 
 SHAPES = [(24, 40), (40, 24), (24, 24), (8, 300)]
 DTYPES = ["float32", "complex64"]
@@ -27,9 +18,6 @@ SMOOTH = (
 )
 POLAR = np.sign, np.zeros_like, np.sign
 CAPS = {"hard": HARD, "smooth": SMOOTH, "normalize": POLAR}
-
-# The documented error, relative to the norm of the exact derivative.
-ROOM = 5e-5
 
 
 def exact(x: np.ndarray, dx: np.ndarray, cap: str) -> np.ndarray:
@@ -66,45 +54,3 @@ def beside_spikes(k: int) -> dict[str, np.ndarray]:
         "ties": np.where(half, 5, 0.5),
         "gaussian": np.abs(np.random.default_rng(1).normal(size=k)) * np.sqrt(k),
     }
-
-
-def errors(
-    cap: str, shape: tuple[int, int], dtype: str, jit: Callable[..., Any] = jax.jit
-) -> dict[str, float]:
-    """Return, per spectrum, the larger of the forward- and reverse-mode errors.
-
-    Forward mode: along a random direction, relative to the derivative's Frobenius norm.
-    Reverse mode: of a weighted sum, relative to that norm times the norm of the
-    weights.
-    """
-    rng = np.random.default_rng(2)
-    kinds = beside_spikes(min(shape))
-    x = np.stack([matrix(rng, values, shape) for values in kinds.values()])
-    along, weights = rng.normal(size=(2, *x.shape))
-    if dtype == "complex64":
-        # A unitary diagonal preserves the singular values.
-        x = x * np.exp(2j * np.pi * rng.uniform(size=shape[1]))
-        along = along + 1j * rng.normal(size=x.shape)
-    x, along = x.astype(dtype), along.astype(dtype)
-    clip = functools.partial(F.clip_by_singular_value, response=cap)
-
-    def one(x, along, weights):
-        _, forward = jax.jvp(lambda x: clip(x, 1.0), (x,), (along,))
-        by_x = jax.grad(lambda x: jnp.sum(weights * jnp.real(clip(x, 1.0))))(x)
-        return forward, by_x
-
-    with jax.numpy_dtype_promotion("strict"):
-        forward, by_x = jit(jax.vmap(one))(x, along, np.float32(weights))
-    largest = {}
-    for i, name in enumerate(kinds):
-        want = exact(x[i].astype(complex), along[i].astype(complex), cap)
-        size = np.linalg.norm(want)
-        # JAX conjugates the gradient of a real function of complex numbers.
-        reverse = np.sum(np.real(np.complex128(by_x[i]) * along[i]))
-        want_reverse = np.sum(weights[i] * np.real(want))
-        relative = [
-            np.linalg.norm(forward[i] - want) / size,
-            abs(reverse - want_reverse) / (size * np.linalg.norm(weights[i])),
-        ]
-        largest[name] = float(np.max(relative))
-    return largest
