@@ -94,12 +94,9 @@ def test_page_clips_largest_logit_of_nnx_attention():
     # Steps change the model in place.
     names = page.run("QK-Clip with `nnx.MultiHeadAttention`")
     assert names["losses"][-1] < names["losses"][0] / 2
-    x, attn = np.float64(names["x"]), names["model"].attn
-    query, key = (
-        np.einsum("btd,dhn->bthn", x, np.float64(p.kernel[...]))
-        + np.float64(p.bias[...])
-        for p in (attn.query, attn.key)
-    )
+    x, attn = names["x"], names["model"].attn
+    # `attn.query` and `attn.key` return the heads of each position.
+    query, key = (np.float64(project(x)) for project in (attn.query, attn.key))
     logits = np.einsum("bthn,bshn->bhts", query, key) / np.sqrt(query.shape[-1])
     largest = logits[..., np.tri(logits.shape[-1], dtype=bool)].max()
     assert largest > 10

@@ -44,20 +44,31 @@ def check(columns, history):
         np.testing.assert_array_equal(np.float32(values), expected, err_msg=key)
 
 
-def test_tensorboard_reads_back_all_steps(names):
-    page.run("TensorBoard", names)
-    events = EventAccumulator("logs/tensorboard", ALL)
+@pytest.mark.parametrize("title", ["TensorBoard", "clu"])
+def test_tensorboard_reads_back_all_steps(names, title):
+    page.run(title, names)
+    events = EventAccumulator(f"logs/{title.lower()}", ALL)
     events.Reload()
-    scalars = {key: events.Scalars(key) for key in events.Tags()["scalars"]}
-    assert all([e.step for e in each] == list(range(20)) for each in scalars.values())
-    check({k: [e.value for e in each] for k, each in scalars.items()}, names["history"])
+    # clu writes tensors, TensorBoard's own writer scalars.
+    tags = events.Tags()
+    columns = {key: events.Scalars(key) for key in tags["scalars"]}
+    columns |= {key: events.Tensors(key) for key in tags["tensors"]}
+    assert all([e.step for e in each] == list(range(20)) for each in columns.values())
+
+    def value(event):
+        has_tensor = hasattr(event, "tensor_proto")
+        return (
+            tensor_util.make_ndarray(event.tensor_proto) if has_tensor else event.value
+        )
+
+    check(
+        {k: [value(e) for e in each] for k, each in columns.items()}, names["history"]
+    )
 
 
 def test_weights_and_biases_reads_back_all_steps(names):
     page.run("Weights & Biases", names)
-    settings = names["run"].settings
-    assert settings.mode == "offline"
-    steps = wandb_file.history(settings.sync_file)
+    steps = wandb_file.history(names["run"].settings.sync_file)
     assert [step["_step"] for step in steps] == list(range(20))
     check({key: [step[key] for step in steps] for key in KEYS}, names["history"])
 
@@ -79,19 +90,6 @@ def test_aim_reads_back_all_steps(names):
         # Aim does not preserve the order of steps.
         expected = [logged[key] for logged in names["history"]]
         np.testing.assert_allclose(np.sort(values), np.sort(expected), rtol=1e-6)
-
-
-def test_clu_reads_back_all_steps(names):
-    page.run("clu", names)
-    events = EventAccumulator("logs/clu", ALL)
-    events.Reload()
-    tensors = {key: events.Tensors(key) for key in events.Tags()["tensors"]}
-    assert all([e.step for e in each] == list(range(20)) for each in tensors.values())
-    columns = {
-        key: [tensor_util.make_ndarray(e.tensor_proto) for e in each]
-        for key, each in tensors.items()
-    }
-    check(columns, names["history"])
 
 
 def test_json_lines_are_read_back_and_plotted(names):

@@ -5,7 +5,6 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import linen as nn
@@ -15,12 +14,11 @@ from jax import P
 from jax.sharding import AxisType
 
 import optclip
-from optclip import _thresholds, thresholds
+from optclip import thresholds
 from tests.integration.stacks import by_hand, checkpoints, page
 from tests.integration.stacks.checkpoints import by_orbax
 
 SPECS = {"bias": P(), "kernel": P("model", None)}
-PARAMS = {"bias": np.ones(16, np.float32), "kernel": np.ones((8, 16), np.float32)}
 RULES = {"bias": thresholds.ema(warmup=0), "kernel": thresholds.zscore(warmup=1)}
 GROUPS = optclip.by_path(lambda path: "bias" if path.endswith("bias") else "kernel")
 # All kinds of state, with groups of these parameters.
@@ -100,47 +98,6 @@ def test_linen_on_mesh_restores_and_continues(mesh, tmp_path):
     chex.assert_trees_all_equal(step(restored), step(saved))
     logged = optclip.metrics(saved.opt_state)
     assert not [key for key in logged if key.endswith("value")]
-
-
-def test_tree_map_params_returns_specs_for_shard_map(mesh):
-    def optimizer(**of_slices):
-        rule = thresholds.ema(warmup=0)
-        return optax.chain(
-            optclip.clip_by_norm(thresholds.quantile(0.5, window=3), record="leaves"),
-            optclip.clip_by(rule, over=optclip.units(), name="units", **of_slices),
-            optclip.clip_by_value(
-                _thresholds.second_moment(0.1, warmup=1), name="elements"
-            ),
-            optclip.skip(optax.adam(0.1), max_norm=thresholds.zscore(), over="leaf"),
-        )
-
-    tx = optimizer(axis_name=SPECS)
-    state = expected = tx.init(PARAMS)
-    specs = optax.tree_map_params(
-        tx,
-        lambda _, spec: spec,
-        state,
-        SPECS,
-        transform_non_params=lambda _: P(),
-    )
-    kinds = (SPECS, specs, SPECS)
-    step = jax.jit(
-        jax.shard_map(tx.update, mesh=mesh, in_specs=kinds, out_specs=kinds[:2])
-    )
-    alone = jax.jit(optimizer().update)
-    for scale in (1.0, 3.0, 9.0):
-        grads = {
-            "bias": scale * jnp.arange(16.0),
-            "kernel": scale * jnp.outer(jnp.arange(8.0), jnp.sin(jnp.arange(16.0))),
-        }
-        updates, state = step(grads, state, PARAMS)
-        wanted, expected = alone(grads, expected, PARAMS)
-        chex.assert_trees_all_close(
-            (updates, state), (wanted, expected), rtol=1e-5, atol=1e-6
-        )
-    logged = optclip.metrics(state)
-    rates = ("clip/rate/bias", "clip/rate/kernel", "elements/rate", "units/rate")
-    assert all(logged[rate] > 0 for rate in rates)
 
 
 @pytest.mark.parametrize("title", ["Flax NNX on a mesh", "Flax Linen on a mesh"])

@@ -60,20 +60,3 @@ def test_contributed_optimizers_train(contrib, name):
 
 def test_private_training_converges(private):
     by_hand.check_trained(private["losses"], private["opt_state"])
-
-
-def test_private_gradient_clips_entries_then_norms(private):
-    """Entries are clipped by optclip, norms by jax_privacy."""
-    x, y, params = private["x"], 5 * private["y"], private["start"]
-    grad = jax.grad(private["loss_of"])
-    total, norms = 0.0, []
-    for i in range(len(x)):
-        leaves = by_hand.wide(grad(params, x[i : i + 1], y[i : i + 1]))
-        leaves = [np.clip(leaf, -1, 1) for leaf in leaves]
-        norms.append(by_hand.norm(leaves))
-        flat = np.concatenate([leaf.ravel() for leaf in by_hand.clip(leaves, 2.0)])
-        total = total + flat / len(x)
-    assert 0 < np.mean(np.array(norms) > 2) < 1
-    leaves = by_hand.wide(private["grad_of"](params, x, y))
-    gradient = np.concatenate([leaf.ravel() for leaf in leaves])
-    np.testing.assert_allclose(gradient, total, 1e-4)
