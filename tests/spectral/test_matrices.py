@@ -37,11 +37,7 @@ def compiled(kind):
 
 @pytest.mark.parametrize(
     ("kind", "axes"),
-    [
-        ("spectral norm", (-3, 2)),
-        ("eigh", (2, 0)),
-        ("newton_schulz", (-1, -2)),
-    ],
+    [("spectral norm", (-3, 2)), ("eigh", (2, 0)), ("newton_schulz", (-1, -2))],
 )
 def test_matrix_axes_select_matrices(kind, axes):
     found = compiled(kind)(X, 1.0, matrix_axes=axes)
@@ -200,24 +196,21 @@ def test_record_has_norm_coefficient_and_fraction(factory, fraction):
 
 @of_each
 def test_thresholds_are_trees_and_arrays(kind):
-    tree = {"a": X, "b": [X[0], X[1]]}
+    tree = {"a": X, "b": [X[0], X[1]], "own": X}
     limits = np.float32([[0.5], [1.0], [2.0]])
     per_matrix = limits[..., None] if kind == "spectral norm" else limits
-    found = compiled(kind)(tree, {"a": per_matrix, "b": [3.0, None]})
+    each = np.float32([0.5, 1.0, 2.0, 3.0] if kind == "eigh" else 3.0)
+    found = compiled(kind)(tree, {"a": per_matrix, "b": [3.0, None], "own": each})
     for i, c in enumerate(limits[:, 0]):
         expected = ORACLES[kind](np.float64(X[i]), c)
         np.testing.assert_allclose(found["a"][i], expected, atol=4e-6)
     expected = ORACLES[kind](np.float64(X[0]), 3.0)
     np.testing.assert_allclose(found["b"][0], expected, atol=4e-6)
     helpers.assert_identical(found["b"][1], X[1])
-
-
-def test_each_singular_value_has_its_own_threshold():
-    limits = np.float32([0.5, 1.0, 2.0, 3.0])
-    found = compiled("eigh")(X, limits)
-    u, s, vt = np.linalg.svd(np.float64(X), full_matrices=False)
-    expected = (u * np.minimum(s, limits[::-1])[..., None, :]) @ vt
-    np.testing.assert_allclose(found, expected, atol=4e-6)
+    if kind == "eigh":
+        u, s, vt = np.linalg.svd(np.float64(X), full_matrices=False)
+        expected = (u * np.minimum(s, each[::-1])[..., None, :]) @ vt
+        np.testing.assert_allclose(found["own"], expected, atol=4e-6)
 
 
 def test_rule_learns_singular_values_as_norms_of_rows():
