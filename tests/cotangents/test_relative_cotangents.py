@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from optclip import clip_cotangent
-from optclip._responses import _responses
 from tests.support import backprop
 from tests.support.helpers import differs, quick_jit
 
@@ -100,24 +99,6 @@ def test_relative_threshold_beyond_float32_still_zeroes_inf():
     np.testing.assert_array_equal(infinite(cotangent[:2]), 0)
 
 
-@pytest.mark.parametrize("where", ["relative", "response"])
-def test_relative_and_response_take_traced_numbers_in_scan(where):
-    def value(x, q):
-        how = {"relative": lambda norms: q * jnp.max(norms)}
-        if where == "response":
-            how = {"response": _responses.Smooth(q)}
-        return jnp.sum(clip_cotangent(x, 0.5, **how) * COTANGENT[0])
-
-    def scanned(x, q):
-        step = jax.checkpoint(lambda total, row: (total + value(row, q), None))
-        return jax.lax.scan(step, 0.0, x)[0]
-
-    found = quick_jit(jax.grad(scanned))(np.zeros((2, 5, 8), np.float32), 0.75)
-    plain = quick_jit(jax.grad(value))(np.zeros((5, 8), np.float32), 0.75)
-    assert differs(plain, COTANGENT[0])
-    np.testing.assert_allclose(found, np.stack([plain, plain]), rtol=1e-6)
-
-
 def scanned(value):
     return lambda *args: jax.lax.scan(lambda t, row: (t + value(*row), None), 0.0, args)
 
@@ -138,10 +119,14 @@ TRACED = {
 
 
 @pytest.mark.parametrize(
-    ("under", "dtype"), [*((under, np.int32) for under in TRACED), ("scan", bool)]
+    ("under", "dtype"),
+    [
+        *((under, np.int32) for under in TRACED),
+        *(("scan", bool), ("scan", np.float32), ("checkpoint", np.float32)),
+    ],
 )
-def test_clip_cotangent_function_of_traced_whole_numbers_clips_by_them(under, dtype):
-    """A response and a reference that close over an int or a bool, one per example."""
+def test_clip_cotangent_function_of_traced_numbers_clips_by_them(under, dtype):
+    """A response and a reference that close over a number or bool, one per example."""
 
     def value(x, flag, g):
         def response(norm, limit):

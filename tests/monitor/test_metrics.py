@@ -1,5 +1,6 @@
 """`metrics` returns the records of every clipping transformation in a state."""
 
+import functools
 import typing
 
 import chex
@@ -163,11 +164,20 @@ WRAPPED = {
 }
 
 
+@functools.cache
+def states():
+    """Return a state of each wrapper."""
+    return helpers.quick_jit(
+        lambda: {
+            k: tx.update(PAIR, tx.init(PAIR), PAIR)[1] for k, tx in WRAPPED.items()
+        }
+    )()
+
+
 @pytest.mark.parametrize("name", WRAPPED)
 @pytest.mark.parametrize("numbered", [False, True])
 def test_metrics_of_state_restored_without_target_keep_their_order(name, numbered):
-    tx = WRAPPED[name]
-    _, state = helpers.quick_jit(tx.update)(PAIR, tx.init(PAIR), PAIR)
+    state = states()[name]
     plain = restored(state, numbered=numbered)
     found, expected = optclip.metrics(plain), optclip.metrics(state)
     assert list(found.items()) == list(expected.items())

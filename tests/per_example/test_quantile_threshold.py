@@ -147,12 +147,14 @@ def test_noise_multiplier_splits_budget(first):
 
 def test_quantile_threshold_of_groups_counts_each_with_own_noise():
     first = {"a": 1.0, "b": 3.0}
+    norms = {"a": np.array([0.5, 2.0, 2.0]), "b": np.array([np.nan, 2.0, 1.0])}
+    info = info_of(norms["a"])._replace(norms=jax.tree.map(jnp.asarray, norms))
     rule = QuantileThreshold(
         init_value=first, count_noise=4.0, expected_batch_size=16, max_value=3.1
     )
-    norms = {"a": np.array([0.5, 2.0, 2.0]), "b": np.array([np.nan, 2.0, 1.0])}
-    info = info_of(norms["a"])._replace(norms=jax.tree.map(jnp.asarray, norms))
     state = rule.update(rule.init(), info, jax.random.key(3))
+    exact = QuantileThreshold(init_value=first)
+    without = exact.update(exact.init(), info)
     noise = [
         (float(state.fraction[k]) - 0.5) * 16 - ((norms[k] <= first[k]) - 0.5).sum()
         for k in "ab"
@@ -160,17 +162,11 @@ def test_quantile_threshold_of_groups_counts_each_with_own_noise():
     assert abs(noise[0] - noise[1]) > 0.1
     assert all(0 < abs(x) < 20 for x in noise)
     for k, old in first.items():
-        exact = old * np.exp(-0.2 * (np.float64(state.fraction[k]) - 0.5))
-        np.testing.assert_allclose(state.threshold[k], min(exact, 3.1), rtol=1e-6)
-
-
-def test_quantile_threshold_of_groups_without_noise_equals_formula():
-    rule = QuantileThreshold(init_value={"a": 1.0, "b": 3.0})
-    norms = {"a": jnp.array([0.5, 2.0, 2.0]), "b": jnp.array([2.0, 2.0, 1.0])}
-    state = rule.update(rule.init(), info_of(np.ones(3))._replace(norms=norms))
-    for k, old in rule.init_value.items():
-        expected = moved(np.asarray(norms[k]), old)
-        np.testing.assert_allclose(state.threshold[k], expected, rtol=1e-6)
+        expected = old * np.exp(-0.2 * (np.float64(state.fraction[k]) - 0.5))
+        np.testing.assert_allclose(state.threshold[k], min(expected, 3.1), rtol=1e-6)
+        np.testing.assert_allclose(
+            without.threshold[k], moved(norms[k], old), rtol=1e-6
+        )
 
 
 ONES = info_of(np.ones(2))

@@ -212,11 +212,11 @@ def test_exchanged_arguments_raise_value_error():
 
 def test_initial_norm_of_zero_does_not_constrain():
     """A bias, or the second factor of LoRA, is 0 at the first step."""
-    tx = optclip.constrain(optax.sgd(1.0), KEEP_NORM)
-    params = {"b": np.zeros(2, np.float32), "w": np.float32([3, 4])}
+    tx, state = optclip.constrain(optax.sgd(1.0), KEEP_NORM), None
+    new = {"b": np.zeros(2, np.float32), "w": np.float32([3, 4])}
     grads = {"b": np.float32([-1, 2]), "w": np.float32([3, -4])}
-    new, state = stepped(tx, params, grads)
-    new, state = stepped(tx, new, grads, state)
+    for _ in range(2):
+        new, state = stepped(tx, new, grads, state)
     np.testing.assert_array_equal(new["b"], [2, -4])
     np.testing.assert_allclose(np.linalg.norm(new["w"]), 5, rtol=1e-6)
 

@@ -30,7 +30,6 @@ OPTIONS = {
         "low_mult_late": 0.5,
         "max_up_scale": 4.0,
     },
-    "floor": {"low_mult": 0.5, "high_mult": 1.5, "raise_small": True, "min_norm": 1.0},
 }
 
 
@@ -41,8 +40,6 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
     official = runpy.run_path(str(path))
     inputs = gradients(STEPS)
     results: dict[str, Any] = {
-        "groups": GROUPS,
-        "gradients": inputs.tolist(),
         "norms": [],
         "scales": {},
     }

@@ -47,15 +47,13 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
     official = runpy.run_path(str(path))["AdamW"]
     inputs = gradients(120)
     results: dict[str, Any] = {
-        "start": START,
         "gradients": inputs.tolist(),
         "clipped": {},
         "scales": {},
-        "parameters": {},
     }
     for name, options in OPTIONS.items():
         weights = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
-        clipped, scales, parameters = [], [], []
+        clipped, scales = [], []
         # The optimizer prints in every step.
         with contextlib.redirect_stdout(sys.stderr):
             optimizer = official([weights], lr=0.01, weight_decay=0.1, **options)
@@ -65,10 +63,7 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
                 weights.grad = torch.tensor(gradient)
                 optimizer.step()
                 clipped.append(weights.grad.tolist())
-                parameters.append(weights.detach().tolist())
         results["scales"][name] = listed(scales)
         if name != "short":
             results["clipped"][name] = listed(clipped)
-        if name == "resets":
-            results["parameters"][name] = listed(parameters)
     return results
