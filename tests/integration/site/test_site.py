@@ -4,7 +4,6 @@ import html.parser
 import inspect
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import urllib.parse
@@ -23,15 +22,14 @@ NAMES = [
 ]
 ADDRESS = "https://docs.example.org/optclip/"
 REPOSITORY = "https://github.com/example/optclip"
-LINK = re.compile(r"^- \[(.+?)\]\((.+?)\)", re.MULTILINE)
 
 
 class Page(html.parser.HTMLParser):
-    """Parse the anchors, links, resources and metadata of a page."""
+    """Parse the anchors, links and resources of a page."""
 
     def __init__(self, path):
         super().__init__()
-        self.ids, self.links, self.loads, self.meta = set(), set(), set(), {}
+        self.ids, self.links, self.loads = set(), set(), set()
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attributes):
@@ -43,9 +41,6 @@ class Page(html.parser.HTMLParser):
             self.loads.add(values.get("src") or "")
         if tag == "link" and values.get("rel") in ("stylesheet", "preload"):
             self.loads.add(values["href"])
-        if tag == "meta":
-            name = values.get("name") or values.get("property")
-            self.meta[name] = values.get("content")
 
 
 @pytest.fixture(scope="session")
@@ -93,48 +88,15 @@ def test_index_lists_public_names(pages):
     assert set(NAMES) <= names
 
 
-def test_pages_describe_themselves_in_their_head(pages, site):
-    """With absolute addresses if the site has one; pages of code have no text."""
-    card = pages["index.html"].meta["og:image"]
-    assert (site / card.removeprefix(ADDRESS)).is_file()
-    written = {name: page.meta for name, page in pages.items() if "og:url" in page.meta}
-    assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} < set(written)
-    for name, meta in written.items():
-        assert meta["og:url"] == ADDRESS + name
-        assert meta["og:title"]
-        if not name.startswith("api/"):
-            # With an ellipsis if the text was longer than search engines show.
-            assert 15 < len(meta["description"]) <= 163, name
-
-
-def test_text_of_site_has_pages_and_docstrings(site):
-    """`llms.txt` has the format of https://llmstxt.org."""
-    index = (site / "llms.txt").read_text()
-    assert re.match(r"# optclip\n\n> .+\n+## ", index)
-    links = LINK.findall(index)
-    assert len(links) > len(NAMES)
+def test_text_of_site_has_names_and_outputs_of_notebooks(site):
     text = (site / "llms-full.txt").read_text()
-    for _, address in links:
-        assert (site / address.removeprefix(ADDRESS)).is_file()
     assert not [name for name in NAMES if f"api/{name}" not in text]
-    # A docstring, code, an output of a notebook, and a link to another page.
-    for part in (
-        "Clip spikes of the global norm by z-score",
-        "import optclip",
-        "```myst-ansi\n",
-        f"({ADDRESS}loss_spikes.html.md",
-    ):
-        assert part in text
+    assert "```myst-ansi\n" in text
 
 
 def test_page_names_differ_without_case(pages):
     """On macOS and Windows, the pages `Drop` and `drop` would be the same file."""
     assert len({page.lower() for page in pages}) == len(pages) > len(NAMES)
-
-
-def test_module_has_a_page(pages):
-    for module in MODULES:
-        assert f"module-{module.__name__}" in pages[f"api/{module.__name__}.html"].ids
 
 
 def test_links_lead_to_pages_and_anchors(pages, site):
