@@ -31,7 +31,7 @@ LAYERS = "layers"
 
 
 class PerNorm(NamedTuple):
-    """Hold the memory of a rule for each norm.
+    """Hold one value for each norm, such as the memory of a rule.
 
     Attributes:
       by_digest: A dict of one entry. Its key is the number of norms and a digest of

@@ -275,7 +275,7 @@ class Action(abc.ABC):
     """Fit thresholds to norms, and change leaves.
 
     Subclasses multiply leaves (`_scale`), move elements (`_move`) or cap singular
-    values (`_spectral`).
+    values (`optclip/_spectral`).
     """
 
     def fit(self, clip: Clip, values: ByArgument, norms: Batched) -> Batched:

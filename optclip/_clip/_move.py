@@ -126,8 +126,8 @@ def clip_of(
         action = _scale.SCALE if has_eps else MOVE
     clip = Clip(scope, norm, response, action, eps, **options)
     if clip.strict and not norm.is_entrywise:
-        wanted = "False for spectral norms and singular values"
-        advice = "Elements are rounded one by one, which can increase a singular value."
+        wanted = "False for norms that are not entrywise, such as spectral norms"
+        advice = "Elements are rounded one by one, which can increase such a norm."
         raise ValueError(_validate.must_be("strict", wanted, clip.strict, advice))
     return clip
 

@@ -151,14 +151,13 @@ class Measurement(abc.ABC):
     Attributes:
       is_entrywise: Whether rounding each element toward zero never increases the norm,
         which `strict` clipping relies on.
-      is_a_mean: Whether the norm of leaves differs from the norm of their norms, since
-        it is divided by a power of the number of elements. With `record="leaves"` the
-        tree is then measured separately from its leaves.
+      composes: Whether the norm of a tree is the norm of its leaves' norms. Otherwise
+        the tree is measured separately from its leaves with `record="leaves"`.
       remembers: Whether a measurement starts from the memory of the previous one.
     """
 
     is_entrywise: bool = False
-    is_a_mean: bool = False
+    composes: bool = False
     remembers: bool = False
 
     @abc.abstractmethod
@@ -220,7 +219,8 @@ class Norm(Measurement):
             message = _validate.must_be("per_count", wanted, self.per_count, advice)
             raise TypeError(message)
         object.__setattr__(self, "per_count", exponent)
-        object.__setattr__(self, "is_a_mean", exponent > 0)
+        # A mean of means differs from the mean of all elements.
+        object.__setattr__(self, "composes", exponent == 0)
 
     def _order(self) -> float:
         wanted = (

@@ -29,14 +29,14 @@ class Scope(abc.ABC):
 
       >>> import dataclasses, jax, jax.numpy as jnp, optclip
       >>> @dataclasses.dataclass(frozen=True)
-      ... class Layers(optclip.scopes.Scope):
+      ... class TopLevel(optclip.scopes.Scope):
       ...     def blocks(self, tree):
       ...         block = lambda layer: optclip.norms.Block(jax.tree.leaves(layer))
       ...         return {key: block(layer) for key, layer in tree.items()}
       ...     def spread(self, values, tree):
       ...         fill = lambda key: jax.tree.map(lambda _: values[key], tree[key])
       ...         return {key: fill(key) for key in tree}
-      >>> tx = optclip.clip_by(1.0, over=Layers())
+      >>> tx = optclip.clip_by(1.0, over=TopLevel())
       >>> w, b, c = jnp.array([3.0]), jnp.array([4.0]), jnp.array([0.5])
       >>> grads = {"dense": {"w": w, "b": b}, "out": {"c": c}}
       >>> clipped, _ = tx.update(grads, tx.init(grads))

@@ -64,6 +64,8 @@ class Spectral(Measurement):
     method: Literal["exact", "power_iteration"] = "exact"
     steps: int = 1
 
+    composes = True
+
     def __post_init__(self) -> None:
         _validate.choice("method", self.method, ("exact", "power_iteration"))
         object.__setattr__(self, "steps", _validate.length("steps", self.steps))

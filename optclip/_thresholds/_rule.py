@@ -3,7 +3,8 @@
 Rules of this package describe themselves by more attributes, False where missing:
 `is_stateless`, whether a rule depends neither on the step count nor on a memory;
 `couples_norms`, whether the threshold of a norm depends on other norms of its leaf; and
-`takes_vector`, see the function.
+`takes_vector`, see the function. They map functions over norms by `_batching.each`,
+which compiles norms of one type together, and plain data by `jax.tree.map`.
 """
 
 from __future__ import annotations

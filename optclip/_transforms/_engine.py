@@ -325,7 +325,7 @@ def with_optional_state(
         state = init(params)  # Raises the errors of bad arguments.
         return state if engine.record else optax.EmptyState()
 
-    def update_fn(
+    def update_any_state(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, Any]:
         is_absent = state is None or isinstance(state, optax.EmptyState)
@@ -336,7 +336,7 @@ def with_optional_state(
         clipped, _ = update(updates, unused, params, **extra_args)
         return clipped, state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_any_state)
 
 
 def _are_arrays(tree: PyTree) -> bool:

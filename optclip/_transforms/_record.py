@@ -382,15 +382,13 @@ def measure_leaves(
 ) -> tuple[Measured, LeafNorms]:
     """Return the norm of the tree, and of each leaf by its path.
 
-    The gradients are read once, unless the norm is a mean: the norm of all leaves is
-    the norm of their norms.
+    The gradients are read once if the norm of all leaves is the norm of their norms.
     """
     leaves = layout_of(dataclasses.replace(clip, scope=LEAF), updates)
     norms = clip.norm.measure(leaves.blocks, flushed=False).norms
     flushed = norms.map(flush_small).entries()
     leaf_norms = _packed_state.keyed(leaves.treedef, flushed)
-    if clip.norm.is_a_mean:
-        # The mean is computed from all elements, since a mean of means differs from it.
+    if not clip.norm.composes:
         return clip.norm.measure(layout.blocks), leaf_norms
     # Each norm already spans its devices.
     pairs = zip(norms.entries(), leaves.blocks, strict=True)

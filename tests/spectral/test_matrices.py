@@ -124,7 +124,12 @@ REJECTED = [
     *((SCOPES[kind], *row) for kind in SCOPES for row in FOR_LEAVES),
     (SPECTRAL, [X[0], X[0]], {}, "one matrix per block, got a block of 2"),
     (SPECTRAL, X, {"over": "leaf"}, "must have two axes, got 3 for a leaf"),
-    (SPECTRAL, X[0], {"over": "leaf", "strict": True}, "`strict` must be False for s"),
+    (
+        SPECTRAL,
+        X[0],
+        {"over": "leaf", "strict": True},
+        "`strict` must be False for norms that",
+    ),
     # A pure function has no vector from a previous step.
     (F.clip_by, X[0], {"over": "leaf", "norm": ITERATED}, "method='exact'"),
     *((make, X, {"over": EIGH, **row}, words) for row, words in FOR_BOTH),

@@ -463,7 +463,7 @@ def by_trait(entries: list[Entry] = ENTRIES, *kinds: str) -> list[Entry]:
 
 
 # Thresholds that are no rule to learn from norms, or take one.
-NO_RULES = {"Rule", "Seen", "of", "scaled"}
+NO_RULES = {"Rule", "Seen", "of", "of_gradients", "scaled"}
 # The scope of each rule: of elements where one is made for them.
 OF_ELEMENTS = {"moment"}
 RULES = {
