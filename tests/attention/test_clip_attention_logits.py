@@ -14,6 +14,7 @@ from optclip import functional as F
 from optclip import thresholds
 from tests.support import attention, covering, helpers
 from tests.support.attention import GQA, KINDS, LARGEST, LAYOUTS, MHA, MLA, MQA, Model
+from tests.support.steps import over_steps, unstacked
 
 MODEL = Model()
 LAYERS, LOGITS = MODEL.layers(), MODEL.largest()
@@ -396,14 +397,14 @@ def test_rule_without_record_keeps_only_memory():
 )
 def test_update_follows_schedules_and_rules(max_logit, rows, coefficients):
     tx = optclip.clip_attention_logits(max_logit, LAYERS, record="leaves", name="qk")
-    update, state = helpers.quick_jit(tx.update), tx.init(PARAMS)
-    for row, coefficient in zip(rows, coefficients, strict=True):
-        logits = {"attn": np.array(row, np.float32)}
-        updates, state = update(PARAMS, state, PARAMS, logits=logits)
-        leaves = jax.tree.leaves((updates, state.clip_memory))
-        assert all(np.all(np.isfinite(x)) for x in leaves)
-        least = optclip.metrics(state)["qk/coefficient/attn"]
-        np.testing.assert_allclose(least, coefficient, rtol=1e-6)
+    params = jax.tree.map(lambda x: np.stack([x] * 3), PARAMS)
+    updates, states = over_steps(tx, params, params, logits={"attn": np.float32(rows)})
+    leaves = jax.tree.leaves((updates, states.clip_memory))
+    assert all(np.all(np.isfinite(x)) for x in leaves)
+    least = [
+        optclip.metrics(state)["qk/coefficient/attn"] for state in unstacked(states)
+    ]
+    np.testing.assert_allclose(least, coefficients, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

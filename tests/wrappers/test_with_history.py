@@ -130,8 +130,7 @@ def test_restart_with_other_length_continues_rows_of_state():
 
 @pytest.mark.parametrize("mode", ["vmap", "masked", "partition", "multi", "reset"])
 def test_history_works_under_other_transformations(mode):
-    kept = optclip.with_history(CLIP, steps=2)
-    labels = {"w": "kept", "b": "other"}
+    kept, labels = optclip.with_history(CLIP, steps=2), {"w": "kept", "b": "other"}
     tx = {
         "vmap": kept,
         "masked": optax.masked(kept, {"w": True, "b": False}),
@@ -139,15 +138,15 @@ def test_history_works_under_other_transformations(mode):
         "multi": optax.MultiSteps(kept, 2),
         "reset": optclip.with_periodic_reset(kept, 2, warmup=0),
     }[mode]
-    rows = rows_of([1.0, 3.0, 5.0, 7.0])
+    sizes = [1.0, 3.0, 5.0, 7.0]
     if mode == "vmap":
-        rows = jax.tree.map(lambda x: np.stack([x, 2 * x]), rows)
+        rows = jax.tree.map(lambda x: np.stack([x, 2 * x]), rows_of(sizes))
         states = jax.vmap(scanned(tx))((rows, rows, {}))[1]
         with pytest.raises(ValueError, match=r"ensemble.*Index it first"):
             optclip.history(states)
         state = jax.tree.map(lambda x: x[1, -1], states)
     else:
-        state = last_state(tx, [1.0, 3.0, 5.0, 7.0])
+        state = last_state(tx, sizes)
     found = optclip.history(state)
     expected = {"vmap": [20, 28], "multi": [4, 12]}.get(mode, [10, 14])
     np.testing.assert_allclose(found["clip/leaf_norm/w"], expected, rtol=1e-6)
