@@ -74,12 +74,6 @@ def test_history_of_missing_losses_is_nan():
     np.testing.assert_array_equal(optclip.history(state)["loss"], [NAN, 3])
 
 
-def test_summary_and_suggestion_accept_a_history():
-    found = optclip.history(last_state(optclip.with_history(CLIP), [*range(1, 21)]))
-    assert "norm 44.72, threshold 2" in optclip.summary(found)
-    assert optclip.suggest(found).max_norm > 30
-
-
 def test_plots_and_summary_leave_out_what_did_not_run_in_skipped_steps():
     """A step may be skipped because of its loss, and no norm is then not finite."""
     tx = optclip.skip(CHAIN, max_loss=2.0)
