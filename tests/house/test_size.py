@@ -20,6 +20,19 @@ from optclip import thresholds
 PACKAGE = pathlib.Path(optclip.__file__).parent
 TESTS = pathlib.Path(__file__).parents[1]
 LINES, FILES, NAMES, TESTS_OVER_PACKAGE = 11_200, 160, 130, 1.4
+# The core: clipping without wrappers, published methods and tools.
+CORE = [
+    "_arrays",
+    "_norms",
+    "_scopes",
+    "_responses",
+    "_clip",
+    "_transforms",
+    "_typing",
+    "_functional",
+    "_thresholds",
+]
+CORE_LINES, CORE_FILES = 5_080, 42
 # The files and the calls between files of one traced update, without `_arrays`.
 WALKS = {
     "clip_by_global_norm(1.0)": (optclip.clip_by_global_norm(1.0), 10, 22),
@@ -67,6 +80,10 @@ def test_package_stays_within_its_lines_files_and_names():
     assert 1_000 < lines <= LINES
     assert 10 < len(files) <= FILES
     assert 10 < len(public_names()) <= NAMES
+    core = [PACKAGE / name for name in CORE]
+    assert 1_000 < sum(map(logical_lines, core)) <= CORE_LINES
+    code = [x for part in core for x in part.rglob("*.py") if x.name != "__init__.py"]
+    assert 10 < len(code) <= CORE_FILES
     assert logical_lines(TESTS) <= TESTS_OVER_PACKAGE * lines
 
 
