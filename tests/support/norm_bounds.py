@@ -148,7 +148,7 @@ def worst_one_way(shapes: str, p: float) -> float:
     clip = jax.jit(functools.partial(clip_by_global_norm, ord=p, strict=True))
     excess = []
     for values in norm_errors.VALUES_ONE_WAY:
-        tree = norm_errors.Case(shapes, "float32", values).tree()
+        tree = norm_errors.tree_of(shapes, "float32", values)
         measured = norm_errors.norm_of_order(p)(tree)
         # At the measured norm, nothing is clipped if the measurement is too small.
         for limit in (measured, 0.7 * measured):

@@ -1,6 +1,5 @@
 """Compute the rounding errors of norms, in units of float32's last place."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -42,27 +41,23 @@ FEW = ["1000", "30x50", "7 leaves"]
 MANY = ["1000 leaves", "4000 leaves", "1e7 in 1000"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Hold the shapes, dtype and value distribution of one tree."""
-
-    shapes: str
-    dtype: str
-    values: str
-
-    def tree(self) -> list[np.ndarray]:
-        sizes = [math.prod(shape) for shape in SHAPES[self.shapes]]
-        x = np.asarray(ALL_VALUES[self.values](sum(sizes)))
-        parts = np.split(x, np.cumsum(sizes)[:-1])
-        largest = float(jnp.finfo(self.dtype).max)
-        parts = [np.clip(part, -largest, largest) for part in parts]
-        if self.dtype == "complex64":
-            parts = [part * np.exp(1j * np.arange(part.size)) for part in parts]
-        # NumPy compiles no conversion per shape.
-        return [
-            part.reshape(shape).astype(jnp.dtype(self.dtype))
-            for part, shape in zip(parts, SHAPES[self.shapes], strict=True)
-        ]
+def tree_of(shapes: str, dtype: str, values: str) -> list[np.ndarray]:
+    """Return leaves of these shapes, dtype and distribution of values."""
+    sizes = [math.prod(shape) for shape in SHAPES[shapes]]
+    info = jnp.finfo(dtype)
+    x = np.asarray(ALL_VALUES[values](sum(sizes)))
+    if values == "smallest":
+        # The smallest number of a narrow dtype, or one whose square is normal.
+        x = x * max(float(info.smallest_subnormal), 2.0**-60)
+    x = np.clip(x, -float(info.max), float(info.max))
+    parts = np.split(x, np.cumsum(sizes)[:-1])
+    if dtype == "complex64" and values != "smallest":
+        parts = [part * np.exp(1j * np.arange(part.size)) for part in parts]
+    # NumPy compiles no conversion per shape.
+    return [
+        part.reshape(shape).astype(jnp.dtype(dtype))
+        for part, shape in zip(parts, SHAPES[shapes], strict=True)
+    ]
 
 
 def _one_large(n: int) -> np.ndarray:
@@ -105,28 +100,20 @@ def norm_of_order(p: float) -> Any:
     return jax.jit(helpers.without_promotion(functools.partial(global_norm, ord=p)))
 
 
-def ulps(case: Case, orders: list[float]) -> list[float]:
-    """Return the error of each norm in units of float32's last place."""
-    tree = case.tree()
-    if case.values == "smallest":
-        tree = [np.full_like(x, _smallest(case.dtype)) for x in tree]
-    errors = []
-    for p in orders:
-        exact = oracles.tree_norm(helpers.as_float64(tree), p)
-        measured = float(norm_of_order(p)(tree))
-        if exact > float(np.finfo(np.float32).max):
-            errors.append(0.0 if measured == math.inf else math.inf)
-        else:
-            errors.append(abs(measured - exact) / np.spacing(np.float32(exact)))
-    return errors
-
-
 def worst(
     shapes: list[str], dtype: str, orders: list[float], values: Iterable[str] = VALUES
 ) -> np.ndarray:
-    """Return the largest error for each order."""
-    cases = [Case(name, dtype, each) for name in shapes for each in values]
-    return np.max([ulps(case, orders) for case in cases], axis=0)
+    """Return the largest error for each order, in units of float32's last place."""
+    trees = [tree_of(name, dtype, each) for name in shapes for each in values]
+    return np.array([max(_error(tree, p) for tree in trees) for p in orders])
+
+
+def _error(tree: list[np.ndarray], p: float) -> float:
+    exact = oracles.tree_norm(helpers.as_float64(tree), p)
+    measured = float(norm_of_order(p)(tree))
+    if exact > float(np.finfo(np.float32).max):
+        return 0.0 if measured == math.inf else math.inf
+    return abs(measured - exact) / float(np.spacing(np.float32(exact)))
 
 
 def slices(name: str) -> tuple[jax.Array, int]:
@@ -155,11 +142,6 @@ def worst_of_slices(name: str, p: float) -> float:
     x, axis = slices(name)
     exact, measured = norms_along(x, axis, p), measured_along(axis, p)(x)
     return float(np.max(np.abs(np.asarray(measured) / exact - 1))) * 2**23
-
-
-def _smallest(dtype: str) -> float:
-    """Return the smallest number of a narrow dtype, or one whose square is normal."""
-    return max(float(jnp.finfo(dtype).smallest_subnormal), 2.0**-60)
 
 
 # The documented error on any CPU, in units of float32's last place: 1e-5 relative for

@@ -96,14 +96,15 @@ ELEMENTWISE = {
     "pow": lambda h, w, mask: (1.5 + h) ** w,
     "flipped": lambda h, w, mask: h * w[::-1][None] + w,
 }
+# Functions of all parameters, the hidden value and the indices.
 WORDS = {
-    "take": lambda h, w, ids: h + jnp.nan_to_num(jnp.take(w, ids, axis=0)),
-    "fill": lambda h, w, ids: h + w.at[ids + 4].get(mode="fill", fill_value=0),
-    "clip": lambda h, w, ids: h + w.at[ids + 4].get(mode="clip"),
-    "index": lambda h, w, ids: h * w[ids],
-    "onehot": lambda h, w, ids: h + jax.nn.one_hot(ids, V, dtype=h.dtype) @ w,
-    "pairs": lambda h, w, ids: h + w[ids, ids % N][:, None],
-    "columns": lambda h, w, ids: h + w[:, ids % N].sum(0)[:, None],
+    "take": lambda p, h, ids: h + jnp.nan_to_num(jnp.take(p["words"], ids, axis=0)),
+    "fill": lambda p, h, ids: h + p["words"].at[ids + 4].get(mode="fill", fill_value=0),
+    "clip": lambda p, h, ids: h + p["words"].at[ids + 4].get(mode="clip"),
+    "index": lambda p, h, ids: h * p["words"][ids],
+    "onehot": lambda p, h, ids: h + jax.nn.one_hot(ids, V, dtype=h.dtype) @ p["words"],
+    "pairs": lambda p, h, ids: h + p["words"][ids, ids % N][:, None],
+    "columns": lambda p, h, ids: h + p["words"][:, ids % N].sum(0)[:, None],
 }
 SLICED = {
     "row": lambda p, h, ids: h + p["words"][ids[0]],
@@ -111,13 +112,26 @@ SLICED = {
     "dynamic": lambda p, h, ids: h + lax.dynamic_slice_in_dim(p["words"], ids[-1], 1),
 }
 MIXING = {
-    "attention": lambda h: jax.nn.softmax(h @ h.T) @ h,
-    "cumsum": lambda h: jnp.cumsum(h, axis=0),
-    "norm": lambda h: (h - h.mean(-1, keepdims=True)) / (1 + h.var(-1))[:, None],
-    "sort": lambda h: jnp.sort(h, axis=-1),
-    "mean": lambda h: h + h.mean(0),
-    "nothing": jax.nn.relu,
+    "attention": lambda p, h, ids: jax.nn.softmax(h @ h.T) @ h,
+    "cumsum": lambda p, h, ids: jnp.cumsum(h, axis=0),
+    "norm": lambda p, h, ids: (
+        (h - h.mean(-1, keepdims=True)) / (1 + h.var(-1))[:, None]
+    ),
+    "sort": lambda p, h, ids: jnp.sort(h, axis=-1),
+    "mean": lambda p, h, ids: h + h.mean(0),
+    "nothing": lambda p, h, ids: jax.nn.relu(h),
 }
+# Functions of a function that computes a matrix, and of the hidden value.
+OF_MATRIX = {
+    "per_token": lambda w, h: jax.vmap(lambda x: w() @ x)(h),
+    "penalty": lambda w, h: h + jnp.sum(w() ** 2),
+    "many": lambda w, h: h @ w() + jnp.tanh(h @ w()) @ w(),
+}
+
+
+def split(p, h, ids):
+    q, k, v = jnp.split(h @ p["wide"], 3, axis=-1)
+    return jax.nn.softmax(q @ k.T) @ v
 
 
 class Maker:
@@ -176,9 +190,10 @@ class Maker:
 
     def operation(self, depth):
         plain = [
-            self.dense, self.dense, self.per_token, self.heads, self.elementwise,
-            self.elementwise, self.words, self.words, self.convolution, self.sliced,
-            self.mixing, self.custom, self.penalty, self.split, self.many,
+            self.dense, self.dense, self.of_matrix("per_token"), self.heads,
+            self.elementwise, self.elementwise, self.one_of(WORDS), self.one_of(WORDS),
+            self.convolution, self.one_of(SLICED), self.one_of(MIXING), self.custom,
+            self.of_matrix("penalty"), lambda depth: split, self.of_matrix("many"),
         ]  # fmt: skip
         nested = [
             self.call, self.call, self.remat, self.layers, self.recurrent, self.loop,
@@ -190,9 +205,15 @@ class Maker:
         w, left = self.matrix(), self.some(0.3)
         return lambda p, h, ids: (w(p) @ h.T).T if left else h @ w(p)
 
-    def per_token(self, depth):
-        w = self.matrix()
-        return lambda p, h, ids: jax.vmap(lambda x: w(p) @ x)(h)
+    def one_of(self, table):
+        return lambda depth: table[self.pick([*table])]
+
+    def of_matrix(self, name):
+        def draw(depth):
+            w = self.matrix()
+            return lambda p, h, ids: OF_MATRIX[name](lambda: w(p), h)
+
+        return draw
 
     def heads(self, depth):
         spec = self.pick(["thk,hkm->thm", "thk,hmk->thm", "tkh,hkm->tmh"])
@@ -208,10 +229,6 @@ class Maker:
         mask = self.rng.random(N) < 0.5
         how = self.pick([*ELEMENTWISE])
         return lambda p, h, ids: ELEMENTWISE[how](h, v(p), mask)
-
-    def words(self, depth):
-        mode = self.pick([*WORDS])
-        return lambda p, h, ids: WORDS[mode](h, p["words"], ids)
 
     def convolution(self, depth):
         grouped, stride, dilation = (
@@ -236,13 +253,6 @@ class Maker:
 
         return apply
 
-    def sliced(self, depth):
-        return SLICED[self.pick([*SLICED])]
-
-    def mixing(self, depth):
-        how = self.pick([*MIXING])
-        return lambda p, h, ids: MIXING[how](h)
-
     def custom(self, depth):
         v, w, how = self.vector(), self.matrix(), self.pick(["jvp", "vjp", "relu"])
 
@@ -252,21 +262,6 @@ class Maker:
             return bent(h @ w(p)) if how == "vjp" else jax.nn.relu(h - v(p))
 
         return apply
-
-    def penalty(self, depth):
-        w = self.matrix()
-        return lambda p, h, ids: h + jnp.sum(w(p) ** 2)
-
-    def split(self, depth):
-        def apply(p, h, ids):
-            q, k, v = jnp.split(h @ p["wide"], 3, axis=-1)
-            return jax.nn.softmax(q @ k.T) @ v
-
-        return apply
-
-    def many(self, depth):
-        w = self.matrix()
-        return lambda p, h, ids: h @ w(p) + jnp.tanh(h @ w(p)) @ w(p)
 
     def call(self, depth):
         inner = self.block(depth - 1)

@@ -153,10 +153,7 @@ def arrays(draw):
     shape = draw(st.sampled_from([(2, 3), (), (0,)]))
     x = np.ldexp(rng.normal(size=shape), center).clip(float(info.min), float(info.max))
     kind = draw(st.sampled_from(["plain", "plain", "zeros", "largest", "special"]))
-    if kind == "zeros":
-        x = x * 0.0
-    if kind == "largest":
-        x = np.full(shape, float(info.max))
+    x = {"zeros": x * 0.0, "largest": np.full(shape, float(info.max))}.get(kind, x)
     if kind == "special" and x.size:
         x.flat[0] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
     return draw(st.sampled_from([np.asarray, jnp.asarray]))(x.astype(info.dtype))

@@ -13,11 +13,11 @@ sys.path.insert(0, str(EXAMPLES))
 
 
 def run_quick(name, *arguments):
-    """Run an example with warnings as errors; return its output and error streams."""
+    """Run an example with warnings as errors; return its output."""
     command = [sys.executable, "-W", "error", EXAMPLES / name, "--quick", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+    return done.stdout
 
 
 DRAWN = {
@@ -31,15 +31,10 @@ DRAWN = {
 @pytest.mark.parametrize("name", DRAWN)
 def test_example_quick_run_prints_table_and_saves_plot(name, tmp_path):
     plot = tmp_path / "plot.png"
-    table, progress = run_quick(name, "--out", str(plot))
+    table = run_quick(name, "--out", str(plot))
     assert plot.stat().st_size > 10_000
     for column in DRAWN[name]:
         assert column in table
-    if name == "train_char_rnn.py":
-        assert "networks learn" in progress
-    if name == "train_backward.py":
-        for arm in ("unclipped", "global norm", "cotangent", "both"):
-            assert len(re.findall(rf"^{arm} +\d.* \d of 1 ", table, re.MULTILINE)) == 2
 
 
 # The number of heading lines, and the first words of each row.
@@ -61,14 +56,14 @@ COSTS = {
 @pytest.mark.parametrize("name", COSTS)
 def test_cost_quick_run_prints_each_row(name):
     start, expected = COSTS[name]
-    lines = [x for x in run_quick(name)[0].splitlines() if "jax_privacy" not in x]
+    lines = [x for x in run_quick(name).splitlines() if "jax_privacy" not in x]
     assert len(lines) == start + len(expected)
     for line, row in zip(lines[start:], expected, strict=True):
         assert re.match(rf"{re.escape(row)}\s", line)
 
 
 def test_train_sharded_quick_run_shards_parameters():
-    table, _ = run_quick("train_sharded.py")
+    table = run_quick("train_sharded.py")
     assert "each device holds (16, 32)" in table
     assert "The norms of the first step differ by" in table
 

@@ -18,7 +18,6 @@ GRADS = {
     "kernel": np.float32([[3.0, 0.0], [4.0, 2.0]]),
     "bias": np.float32([1.0, -5.0]),
 }
-FIXED = ("MaxText", "Levanter", "Tunix", "Brax", "Scenic")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,29 +31,7 @@ class OptStateSpec:
 
 def transformation(trainer, **names):
     """Evaluate a line with the trainer's variables."""
-    return eval(
-        LINES[trainer],
-        {
-            "jax": jax,
-            "optclip": optclip,
-            "clipping_threshold": 1.0,
-            "max_grad_norm": 1.0,
-            "MAX_GRAD_NORM": 1.0,
-            "self": types.SimpleNamespace(max_grad_norm=1.0),
-            "config": types.SimpleNamespace(max_grad_norm=1.0),
-            **names,
-        },
-    )
-
-
-@pytest.mark.parametrize("trainer", FIXED)
-def test_trainer_line_clips_to_global_norm(trainer):
-    tx = transformation(trainer)
-    updates, _ = tx.update(GRADS, tx.init(GRADS))
-    for leaf, expected in zip(
-        jax.tree.leaves(updates), by_hand.clip(GRADS, 1.0), strict=True
-    ):
-        np.testing.assert_allclose(leaf, expected, rtol=1e-6)
+    return eval(LINES[trainer], {"jax": jax, "optclip": optclip, **names})
 
 
 def test_maxtext_line_keeps_moments_at_position_zero():
