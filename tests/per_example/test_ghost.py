@@ -34,7 +34,7 @@ def test_plan_names_kinds_of_leaves_of_model(given, kinds):
 
 
 def test_ghost_cnn_equals_gradients():
-    """The session `stacks` compares a transformer and a recurrent network."""
+    """The session `stacks` compares a transformer of Flax."""
     run = jax.jit if covering.full else per_example_oracle.always_quick_jit
     per_example_oracle.check(*cnn(), run=run)
 

@@ -134,26 +134,28 @@ def worst_of_slices(name: str, p: float) -> float:
     x, axis = norm_errors.slices(name)
     clip = jax.jit(functools.partial(clip_by_norm, axis=axis, ord=p, strict=True))
     measured = norm_errors.measured_along(axis, p)(x)
-    worst = -math.inf
-    # At the measured norm, nothing is clipped if the measurement is too small.
-    for limit in (measured, 0.7 * measured):
-        out = clip(x, limit)
-        ratio = norm_errors.norms_along(out, axis, p) / np.asarray(limit)
-        worst = max(worst, float(np.max(ratio)) - 1)
-    return worst
+    return _worst(clip, x, measured, lambda y: norm_errors.norms_along(y, axis, p))
 
 
 def worst_one_way(shapes: str, p: float) -> float:
     """Return the largest excess, with `strict`, of trees that round one way."""
     clip = jax.jit(functools.partial(clip_by_global_norm, ord=p, strict=True))
-    excess = []
-    for values in norm_errors.VALUES_ONE_WAY:
+
+    def worst(values: str) -> float:
         tree = norm_errors.tree_of(shapes, "float32", values)
         measured = norm_errors.norm_of_order(p)(tree)
-        # At the measured norm, nothing is clipped if the measurement is too small.
-        for limit in (measured, 0.7 * measured):
-            out, _ = clip(tree, limit)
-            excess.append(
-                oracles.tree_norm(helpers.as_float64(out), p) / float(limit) - 1
-            )
-    return max(excess)
+        return _worst(
+            lambda *given: clip(*given)[0],
+            tree,
+            measured,
+            lambda y: oracles.tree_norm(helpers.as_float64(y), p),
+        )
+
+    return max(map(worst, norm_errors.VALUES_ONE_WAY))
+
+
+def _worst(clip: Any, x: Any, measured: Any, norm: Any) -> float:
+    # At the measured norm, nothing is clipped if the measurement is too small.
+    limits = measured, 0.7 * measured
+    ratios = [norm(clip(x, limit)) / np.asarray(limit) for limit in limits]
+    return float(np.max(ratios)) - 1
