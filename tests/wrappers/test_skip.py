@@ -194,8 +194,7 @@ def test_skip_by_groups_ignores_group_without_limit(sizes, is_taken):
 
 
 def test_skip_counters_stop_at_largest_number():
-    last = np.int32(2**31 - 1)
-    state = AROUND_ADAM.init(PARAMS)
+    last, state = np.int32(2**31 - 1), AROUND_ADAM.init(PARAMS)
     state = optax.tree.set(state, skip_skipped=last, skip_consecutive=last - 1)
     update = helpers.quick_jit(AROUND_ADAM.update)
     for _ in range(2):
