@@ -18,11 +18,6 @@ def norm(tree: Any) -> float:
     return float(np.sqrt(sum((leaf**2).sum() for leaf in wide(tree))))
 
 
-def clip(tree: Any, max_norm: float) -> list[np.ndarray]:
-    """Scale the leaves to at most this norm."""
-    return [leaf * min(1.0, max_norm / norm(tree)) for leaf in wide(tree)]
-
-
 def check_trained(losses: list[float], opt_state: Any) -> None:
     """Check that the loss fell below half, and that some steps were clipped."""
     assert np.isfinite(losses).all()
@@ -35,7 +30,7 @@ def check_trained(losses: list[float], opt_state: Any) -> None:
 def check_sgd_step(before: Any, after: Any, grads: Any, rate: float) -> None:
     """Check that the step is SGD on larger gradients clipped to 1."""
     assert norm(grads) > 2
-    steps = [-rate * leaf for leaf in clip(grads, 1.0)]
+    steps = [-rate * leaf / norm(grads) for leaf in wide(grads)]
     moves = [b - a for a, b in zip(wide(before), wide(after), strict=True)]
     # The tolerance is the error of the difference of float32 parameters of about 1.
     for step, move in zip(steps, moves, strict=True):
