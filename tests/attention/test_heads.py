@@ -138,8 +138,3 @@ SEVERAL = r"one kernel .* got \['.*', '.*'\] under 'att"
 def test_find_heads_unmatched_or_ambiguous_paths_raise(tree, query, key, match):
     with pytest.raises(ValueError, match=match):
         find_heads(tree, query=query, key=key)
-
-
-def test_heads_rotary_entries_of_whole_head_raise():
-    with pytest.raises(ValueError, match="`rope` must be less .* 4, got 4"):
-        Heads("q", "k", head_dim=4, rope=4)

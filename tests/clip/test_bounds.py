@@ -22,20 +22,19 @@ def test_bounds_broadcast_and_may_be_trees_with_none():
     np.testing.assert_array_equal(clipped["b"]["d"], np.minimum(x, 3))
 
 
-def test_crossing_array_bounds_return_lower():
-    """As in TensorFlow."""
-    x = np.float32([0.0, 2.0, 9.0])
-    clipped = F.clip_by_value(x, lower=jnp.array([3.0]), upper=jnp.array([1.0]))
-    np.testing.assert_array_equal(clipped, [3.0, 3.0, 3.0])
-
-
 @pytest.mark.parametrize(
-    ("bound", "expected"), [({"upper": 1.0}, [-9, 1]), ({"lower": -1.0}, [-1, 9])]
+    ("bounds", "expected"),
+    [
+        ({"upper": 1.0}, [-9, 1]),
+        ({"lower": -1.0}, [-1, 9]),
+        # As in TensorFlow, bounds that cross give the lower one.
+        ({"lower": jnp.array([3.0]), "upper": jnp.array([1.0])}, [3, 3]),
+    ],
 )
-def test_side_without_bound_is_unclipped(bound, expected):
-    tx, x = optclip.clip_by_value(**bound), np.float32([-9.0, 9.0])
+def test_side_without_bound_is_unclipped_and_lower_bound_comes_first(bounds, expected):
+    tx, x = optclip.clip_by_value(**bounds), np.float32([-9.0, 9.0])
     np.testing.assert_array_equal(tx.update(x, tx.init(x))[0], expected)
-    np.testing.assert_array_equal(F.clip_by_value(x, **bound), expected)
+    np.testing.assert_array_equal(F.clip_by_value(x, **bounds), expected)
 
 
 def test_schedule_of_lower_bounds_may_leave_leaf_unbounded():

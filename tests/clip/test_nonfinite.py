@@ -256,16 +256,6 @@ def largest_slice(x, axis, **kwargs):
     return recorded(tx, x)["clip/norm"]
 
 
-def smallest_threshold(x):
-    tx = optclip.clip_by_value(lambda step: jnp.abs(x))
-    return recorded(tx, jnp.full_like(x, 2.0))["clip/threshold"]
-
-
-def largest_logit(x):
-    key = jnp.ones((SIDE, 1, 2)).at[:, 0].add(x[:, [0, -1]])
-    return F.max_attention_logit(jnp.ones((SIDE, 1, 2)), key)
-
-
 def cap(x, method, **kwargs):
     return F.clip_by_singular_value(x, 0.5, method=method, **kwargs)
 
@@ -285,8 +275,12 @@ MAXIMA = {
     "elements": largest_element,
     # The record of so many elements is computed in another way.
     "many elements": lambda x: largest_element(jnp.tile(x, (5, 5))),
-    "thresholds": smallest_threshold,
-    "logits": largest_logit,
+    "thresholds": lambda x: recorded(
+        optclip.clip_by_value(lambda step: jnp.abs(x)), jnp.full_like(x, 2.0)
+    )["clip/threshold"],
+    "logits": lambda x: F.max_attention_logit(
+        jnp.ones((SIDE, 1, 2)), jnp.ones((SIDE, 1, 2)).at[:, 0].add(x[:, [0, -1]])
+    ),
 }
 
 

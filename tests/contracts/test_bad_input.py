@@ -761,6 +761,179 @@ def test_message_bad_value_names_problem_and_fix(place, bad, error, words):
     assert words in str(caught.value)
 
 
+ONES = np.ones(3, np.float32)
+RECORDED = optclip.clip_by(1.0, record="leaves")
+UNRECORDED = optclip.clip_by_global_norm(1.0, record=False)
+BY_LAYER = optclip.clip_by(1.0, over=optclip.layers("a"), record="leaves")
+OTHER_LEAVES = "same over= and record=.*'clip_leaf_norm/[bc]'.*carry_over"
+PURE_VALUE_CALL = (
+    r"by keyword: lower=, upper=.*call optclip\.functional\.clip_by_value\("
+)
+MEASURED = {"ord": 1, "mask": {"a": True, "b": False}, "strict": True}
+# Arguments that do not fit each other or the state, and positional ones.
+COMBINED = [
+    (lambda: optclip.clip_by_value(), T, "got neither: .*Pass only limit"),
+    (lambda: optclip.clip_by_value(1.0, lower=-1.0), T, "got both: .*Pass only limit"),
+    (lambda: optclip.clip_by_value(1.0, upper=1.0), T, "got both: .*Pass only limit"),
+    (
+        lambda: functional.clip_by_value(ONES, limit=1.0, upper=2.0),
+        *(T, "got both: .*lower=None, upper=2.0.*Pass only limit"),
+    ),
+    (lambda: optclip.clip_by_value(-1.0, 1.0), T, PURE_VALUE_CALL),
+    (
+        lambda: optclip.clip_by_value(ONES, -1.0, 1.0),
+        *(T, PURE_VALUE_CALL + r"updates, lower, upper\)\.(\n|$)"),
+    ),
+    (lambda: recipes.aggc({"a": ONES}), T, "A label in `groups` must be a string"),
+    # Positions of other libraries.
+    (
+        lambda: functional.clip_by_norm(ONES, 1.0, [0]),
+        *(T, "Pass others by keyword: axis="),
+    ),
+    (
+        lambda: functional.clip_by_global_norm(ONES, 1.0, 5.0),
+        *(T, "Pass others by keyword: use_norm="),
+    ),
+    (lambda: functional.global_norm(ONES, 2), T, "Pass others by keyword: ord="),
+    (
+        lambda: functional.clip_by_norm([[3.0, 4.0]], 1.0, axis=0),
+        *(V, r"leaf '0/0'.*pass jnp\.asarray\(list\)"),
+    ),
+    # A norm that the caller passes.
+    (
+        lambda: functional.clip_by_global_norm(ONES, 1.0, use_norm=2.0, strict=True),
+        *(V, "strict=True cannot be combined with use_norm="),
+    ),
+    *(
+        (
+            lambda each=each: optclip.clip_by_global_norm(1.0, use_norm="n", **each),
+            *(
+                V,
+                f"`use_norm` cannot be combined with {name}=.* Remove {name}=.* or use_",
+            ),
+        )
+        for name, each in (
+            *((name, {name: value}) for name, value in MEASURED.items()),
+            ("record", {"record": "leaves"}),
+        )
+    ),
+    *(
+        (
+            lambda bad=bad: optclip.clip_by_global_norm(1.0, use_norm="n").update(
+                TREE, STATE, n=bad
+            ),
+            *(error, "`n` must be a real scalar of at least 0"),
+        )
+        for bad, error in ((-1.0, V), ("x", T), (np.ones(2), T))
+    ),
+    # States, and trees of another structure.
+    (
+        lambda: optclip.clip_by_global_norm(1.0).update(TREE, {"step": 3}),
+        *(
+            T,
+            r"must be the ClipState .*, got .*functional.clip_by_global_norm.* record=F",
+        ),
+    ),
+    (
+        lambda: optclip.clip_by_norm(thresholds.ema()).update(TREE, None),
+        *(
+            T,
+            r"must be a ClipState, got None .*order is tx\.update\(updates, state, params",
+        ),
+    ),
+    (
+        lambda: optclip.metrics(optax.chain(UNRECORDED, optax.adam(0.1)).init(TREE)),
+        *(V, "must be an optimizer state with a record .*built with record=True"),
+    ),
+    (
+        lambda: optclip.skip(optax.sgd(1.0), record=False),
+        *(T, "`record` must be True or 'leaves'.*a state"),
+    ),
+    (
+        lambda: optclip.clip_by_norm({"a": 1.0}, record=False).init({"b": ONES}),
+        *(V, "`max_norm`"),
+    ),
+    *(
+        (
+            lambda other=other: RECORDED.update(
+                other, RECORDED.init({"a": ONES, "b": ONES})
+            ),
+            *(V, OTHER_LEAVES),
+        )
+        for other in ({"a": ONES}, {"a": ONES, "b": ONES, "c": ONES})
+    ),
+    (
+        lambda: BY_LAYER.update({"a": np.ones(8)}, BY_LAYER.init({"a": np.ones(4)})),
+        *(V, "Other numbers of layers: .*clip_"),
+    ),
+    *(
+        (
+            lambda name=name: optclip.clip_by(1.0, **{name: False}).init(ONES),
+            *(V, f"`{name}` must be True.*single leaf"),
+        )
+        for name in ("mask", "norm_mask", "clip_mask")
+    ),
+    (
+        lambda: optclip.clip_by_group_norm(
+            {"x": 1.0, "y": 2.0}, optclip.by_path(lambda path: "x" if path else "y")
+        ).init({"a": ONES}),
+        *(V, "Unexpected: 'y'"),
+    ),
+    (
+        lambda: use(
+            optclip.clip_by_norm(
+                UserRule((), lambda seen, memory: (seen.keep({"a": 1.0}), memory))
+            )
+        ),
+        *(V, r"keep\(threshold\) .*Missing: 'b/0'"),
+    ),
+    # Rules and heads.
+    (
+        lambda: thresholds.scaled(thresholds.quantile(), low=2.0, high=1.0),
+        *(V, "`low` must be at most `high`.* Swap"),
+    ),
+    (
+        lambda: thresholds.ema(decay=1.0, start="zero"),
+        *(V, "`decay` must be below 1, got 1.*everything to zero"),
+    ),
+    (
+        lambda: optclip.Heads("q", "k", head_dim=4, rope=4),
+        *(V, "`rope` must be less .* 4, got 4"),
+    ),
+    # Bounds of integers.
+    (
+        lambda: functional.clip_by_value(np.array([3, 4]), limit=1.0),
+        *(T, r"`limit` must be an integer.*got 1\.0 \(float\)\. Pass int"),
+    ),
+    (
+        lambda: functional.clip_by_value(np.array([3, 4]), lower=-np.inf, upper=1),
+        *(T, "`lower` must be an integer.*or None"),
+    ),
+    (
+        lambda: functional.clip_by_value(np.array([3, 4]), 0, jnp.float32(1)),
+        *(T, "`upper` must be an integer"),
+    ),
+    (
+        lambda: functional.clip_by_value(np.array([3, 4]), limit=[1]),
+        *(T, r"`limit` must be an integer.*got \[1\] \(list\)"),
+    ),
+    (
+        lambda: functional.clip_by_value(np.arange(3), np.array([1, 2])),
+        *(V, r"`limit` of shape \(2,\) does not broadcast"),
+    ),
+    (
+        lambda: jax.jit(lambda x: functional.clip_by_value(np.array([2**40]), x))(3),
+        *(T, "`limit` must be concrete for int64.*x64"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), COMBINED)
+def test_arguments_that_do_not_fit_raise(call, error, words, run):
+    with pytest.raises(error, match=f"(?s){words}"):
+        run(call)()
+
+
 def test_validator_traced_value_is_accepted():
     """Only concrete values are checked."""
 

@@ -13,7 +13,6 @@ from tests.support import covering, helpers
 from tests.support.registry import ENTRIES, FACTORIES, SHARING, by_trait
 
 TREE = helpers.gradients()
-NORM = optclip.clip_by_norm(1.0)
 # Options with a path of their own through the placement of leaves.
 OPTIONS = {
     "norms of leaves": optclip.clip_by_global_norm(1.0, record="leaves"),
@@ -69,17 +68,13 @@ def by_example(method):
     return lambda tree: clip(tree, jnp.ones(2))[0]
 
 
-def by_head(tree):
-    heads = {"layer": optclip.Heads("key", "query")}
-    logits = {"layer": jnp.array([50.0, 400.0])}
-    return functional.clip_attention_logits(tree, logits, 100.0, heads)[0]
+HEADS = {"layer": optclip.Heads("key", "query")}
+LOGITS = {"layer": jnp.array([50.0, 400.0])}
 
 
 def by_head_after_step(tree):
-    heads = {"layer": optclip.Heads("key", "query")}
-    tx = optclip.clip_attention_logits(100.0, heads)
-    logits = {"layer": jnp.array([50.0, 400.0])}
-    return tx.update(tree, tx.init(tree), tree, logits=logits)[0]
+    tx = optclip.clip_attention_logits(100.0, HEADS)
+    return tx.update(tree, tx.init(tree), tree, logits=LOGITS)[0]
 
 
 LAYER = {"key": jnp.ones((3, 2, 4)), "query": jnp.ones((3, 2, 4))}
@@ -91,7 +86,10 @@ CALLS = {
     "vmap": (by_example("vmap"), TREE),
     "ghost": (by_example("ghost"), TREE),
     "sum": (lambda tree: per_example.clipped_sum(tree, 1.0)[0], LAYER),
-    "heads": (by_head, LAYER),
+    "heads": (
+        lambda tree: functional.clip_attention_logits(tree, LOGITS, 100.0, HEADS),
+        LAYER,
+    ),
     "heads after step": (by_head_after_step, LAYER),
 }
 
@@ -124,16 +122,6 @@ def test_result_stays_in_memory_of_its_leaf(name):
     assert jax.memory.Space.Host in places[1]
 
 
-@pytest.mark.parametrize(
-    "entry", by_trait(ENTRIES, "scope"), ids=lambda entry: entry.id
-)
-def test_leaf_in_host_memory_is_clipped(entry):
-    clipped = helpers.quick_jit(update_of(entry.make()))(first_on_host(TREE))
-    exact = helpers.as_float64(TREE)
-    helpers.assert_close(clipped, entry.expected(exact), 8 + entry.roundings)
-    assert helpers.differs(clipped, TREE)
-
-
 def spread_out(tree):
     """Return a tree with a leaf in host memory, and its leaves on two devices."""
     leaves, treedef = jax.tree.flatten(first_on_host(tree))
@@ -164,6 +152,30 @@ def test_leaves_on_two_devices_stay_there_unless_they_share_a_norm(name):
     optclip.metrics(state)
 
 
+@pytest.mark.parametrize(
+    ("entry", "place", "compiled"),
+    [
+        *(
+            (entry, first_on_host, helpers.quick_jit)
+            for entry in by_trait(ENTRIES, "scope")
+        ),
+        *(
+            (e, spread_out, lambda f: f)
+            for e in ENTRIES
+            if e.id in ("value", "rms-axis")
+        ),
+    ],
+)
+def test_leaves_in_host_memory_or_on_two_devices_are_clipped(entry, place, compiled):
+    tree = place(TREE)
+    clipped = compiled(update_of(entry.make()))(tree)
+    for new, old in zip(*map(jax.tree.leaves, (clipped, tree)), strict=True):
+        assert new.sharding == old.sharding
+    exact = helpers.as_float64(TREE)
+    helpers.assert_close(clipped, entry.expected(exact), 8 + entry.roundings)
+    assert helpers.differs(clipped, TREE)
+
+
 @pytest.mark.parametrize("place", [lambda x: x, first_on_host])
 def test_norm_over_two_devices_is_passed(place):
     tree, norm = spread_out(TREE), place(jnp.float32(20))
@@ -178,16 +190,6 @@ def test_metrics_and_loss_in_host_memory_are_read():
     found = optclip.metrics(jax.tree.map(first_on_host, state))
     assert found["clip/norm/key/2"] == 8**0.5
     assert found["clip/rate/key/2"] == found["skip/loss"] == 1
-
-
-@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.id in ("value", "rms-axis")])
-def test_leaves_on_two_devices_are_clipped(entry):
-    tree = spread_out(TREE)
-    clipped = update_of(entry.make())(tree)
-    for new, old in zip(*map(jax.tree.leaves, (clipped, tree)), strict=True):
-        assert new.sharding == old.sharding
-    helpers.assert_close(clipped, entry.expected(helpers.as_float64(TREE)))
-    assert helpers.differs(clipped, TREE)
 
 
 def test_learned_thresholds_of_many_leaves_on_two_devices():

@@ -96,6 +96,7 @@ def clips_at(entry):
 
 @scalar
 def test_threshold_of_every_kind_clips_at_its_value(entry):
+    """A traced one of NaN gives NaN."""
     c = entry.threshold[1]
     found = clips_at(entry)(TREE, 0.5 * c)
     halved = {"traced", "step 1"}
@@ -104,6 +105,8 @@ def test_threshold_of_every_kind_clips_at_its_value(entry):
         assert helpers.differs(found[name], TREE)
         expected = entry.expected(helpers.as_float64(TREE), value)
         helpers.assert_close(found[name], expected, ulps=4)
+    found = helpers.as_float64(clips_at(entry)(TREE, np.nan)["traced"])
+    assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(found))
 
 
 @one_bound
@@ -119,12 +122,6 @@ def test_threshold_infinite_zero_or_negative(entry):
     for name in ("zero", "traced"):
         assert not any(np.any(x) for x in jax.tree.leaves(found[name]))
     helpers.assert_identical(clips_at(entry)(ZEROS, 0.0)["zero"], ZEROS)
-
-
-@scalar
-def test_threshold_nan_gives_nan(entry):
-    found = clips_at(entry)(TREE, np.nan)["traced"]
-    assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(helpers.as_float64(found)))
 
 
 @not_of_matrices

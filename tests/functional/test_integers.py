@@ -116,28 +116,3 @@ def test_norm_of_a_tree_without_floats_raises(name, tree):
     words = r"must have a floating-point.*jnp\.asarray\(x, jnp\.float32\), tree\)\.$"
     with pytest.raises(TypeError, match=words):
         NORMS[name](tree)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "words"),
-    [
-        ({"limit": 1.0}, r"`limit` must be an integer.*got 1\.0 \(float\)\. Pass int"),
-        ({"lower": -np.inf, "upper": 1}, "`lower` must be an integer.*or None"),
-        ({"lower": 0, "upper": jnp.float32(1)}, "`upper` must be an integer"),
-        ({"limit": [1]}, r"`limit` must be an integer.*got \[1\] \(list\)"),
-    ],
-)
-def test_bound_of_integers_that_is_no_integer_raises(bounds, words):
-    with pytest.raises(TypeError, match=words):
-        F.clip_by_value(np.array([3, 4]), **bounds)
-
-
-def test_bound_of_integers_of_another_shape_raises():
-    with pytest.raises(ValueError, match=r"`limit` of shape \(2,\) does not broadcast"):
-        F.clip_by_value(np.arange(3), np.array([1, 2]))
-
-
-def test_traced_bound_of_integers_that_jax_narrows_raises():
-    clip = jax.jit(lambda limit: F.clip_by_value(np.array([2**40]), limit))
-    with pytest.raises(TypeError, match="`limit` must be concrete for int64.*x64"):
-        clip(3)

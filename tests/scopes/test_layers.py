@@ -174,10 +174,3 @@ def test_wrong_layers_raise_value_error(over, more, match):
     tree["sparse"] = BCOO.fromdense(np.eye(2, dtype=np.float32))
     with pytest.raises(ValueError, match=match):
         tx.init(tree)
-
-
-def test_state_of_other_number_of_layers_raises_value_error():
-    tx = optclip.clip_by(1.0, over=OVER, record="leaves")
-    state = tx.init(stacked(layers()))
-    with pytest.raises(ValueError, match="Other numbers of layers: .*clip_"):
-        tx.update(stacked(layers() * 2), state)

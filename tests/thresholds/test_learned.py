@@ -69,7 +69,6 @@ RULES = {
     "zscore": thresholds.zscore(1.5, 0.9, 2),
     "ema": thresholds.ema(1.5, 0.5, 1),
 }
-every = pytest.mark.parametrize("rule", RULES)
 
 
 # One oracle per norm, except AdaGC, which takes all norms.
@@ -107,7 +106,7 @@ def test_each_slice_and_each_leaf_learns_alone(rule):
     np.testing.assert_allclose(recorded, limits, rtol=1e-5)
 
 
-@every
+@pytest.mark.parametrize("rule", RULES)
 def test_learned_threshold_scales_with_huge_and_tiny_norms(rule):
     # Those that have a size of their own are made without it.
     free = {

@@ -140,12 +140,6 @@ def test_ema_warm_up_records_threshold_next_to_zero_leaf():
     np.testing.assert_allclose(metrics["clip/coefficient"], 0.02, rtol=1e-6)
 
 
-def test_ema_from_zero_rejects_decay_of_one():
-    words = r"`decay` must be below 1, got 1.*everything to zero"
-    with pytest.raises(ValueError, match=words):
-        thresholds.ema(decay=1.0, start="zero")
-
-
 def moments(rule, mean, deviation):
     """Return a memory after the warm-up of 4 steps."""
     numbers = jnp.float32(mean), jnp.float32(deviation), jnp.int32(4)

@@ -89,11 +89,6 @@ def test_scaling_of_rule_without_state_needs_none(rule):
     np.testing.assert_allclose(out, [0, 1])
 
 
-def test_wrong_bounds_are_rejected():
-    with pytest.raises(ValueError, match="`low` must be at most `high`.* Swap"):
-        T.scaled(T.quantile(), low=2.0, high=1.0)
-
-
 QUANTILES = {"median": 0.5, 0.9: 0.9, 0: 0, 1.0: 1, 0.31: 0.31}
 
 
@@ -101,13 +96,14 @@ QUANTILES = {"median": 0.5, 0.9: 0.9, 0: 0, 1.0: 1, 0.31: 0.31}
     "reduce", ["max", "mean", *(QUANTILES if covering.full else ["median", 0.31])]
 )
 def test_statistic_of_elements_follows_numpy(reduce):
-    """Also with ties, a single element, and sizes that differ."""
+    """Also with ties, a single element, sizes that differ, and no element."""
     rng = np.random.default_rng(3)
     tree = {
         "ties": np.float32([2, -2, 2, 0, 0, 1]),
         "one": np.float32([-3]),
         "many": rng.normal(size=(7, 11)).astype(np.float32),
         "tiny": np.float32([1e-38, 3e38, -1e20]),
+        "none": np.zeros((0, 2), np.float32),
     }
     rule = T.of(reduce, T.current())
     tx = optclip.clip_by(rule, over="element", record="leaves")
@@ -121,7 +117,7 @@ def test_statistic_of_elements_follows_numpy(reduce):
         return getattr(np, reduce)(size)
 
     for key, x in tree.items():
-        limit = expected(x)
+        limit = expected(x) if x.size else 0
         bounded = np.clip(np.float64(x), -limit, limit)
         np.testing.assert_allclose(clipped[key], bounded, rtol=1e-6, atol=1e-30)
     assert any(np.any(clipped[key] != x) for key, x in tree.items()) == (
@@ -217,10 +213,3 @@ def test_statistic_of_one_norm_is_that_norm():
     outs, _ = over_steps(of, rows)
     helpers.assert_identical(outs, expected)
     assert np.any(outs["a"] != rows["a"])
-
-
-def test_statistic_of_no_element_is_zero():
-    tx = optclip.clip_by_value(T.of(0.5, T.current()))
-    tree = {"none": np.zeros((0, 2), np.float32), "x": np.float32([1, 9])}
-    out, _ = helpers.quick_jit(tx.update)(tree, tx.init(tree))
-    np.testing.assert_array_equal(out["x"], [1, 5])

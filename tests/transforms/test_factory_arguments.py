@@ -9,24 +9,6 @@ from tests.support import helpers
 
 ONES = np.ones(3, np.float32)
 LABELS = {"a": "x"}
-REJECTED = [
-    (optclip.clip_by_value, (), {}, "got neither: .*Pass only limit"),
-    (optclip.clip_by_value, (1.0,), {"lower": -1.0}, "got both: .*Pass only limit"),
-    (optclip.clip_by_value, (1.0,), {"upper": 1.0}, "got both: .*Pass only limit"),
-    (
-        optclip.functional.clip_by_value,
-        (ONES,),
-        {"limit": 1.0, "upper": 2.0},
-        "got both: .*lower=None, upper=2.0.*Pass only limit",
-    ),
-    (optclip.recipes.aggc, ({"a": ONES},), {}, "A label in `groups` must be a string"),
-]
-
-
-@pytest.mark.parametrize(("make", "arguments", "options", "words"), REJECTED)
-def test_clipping_wrong_arguments_raises(make, arguments, options, words):
-    with pytest.raises(TypeError, match=f"(?s){words}"):
-        make(*arguments, **options)
 
 
 # Each factory with the further arguments that it needs.
@@ -64,14 +46,6 @@ def test_factory_of_positions_of_pure_function_raises_with_pure_call(name):
     call = rf"got \d arg.* call optclip\.functional\.{name}\(updates, [a-z_, ]+\)\.$"
     with pytest.raises(TypeError, match=call):
         getattr(optclip, name)({"a": ONES}, 1.0, *FACTORIES[name])
-
-
-def test_clip_by_value_two_bounds_by_position_raises_with_both_calls():
-    words = r"by keyword: lower=, upper=.*call optclip\.functional\.clip_by_value\("
-    with pytest.raises(TypeError, match=words):
-        optclip.clip_by_value(-1.0, 1.0)
-    with pytest.raises(TypeError, match=words + r"updates, lower, upper\)\.$"):
-        optclip.clip_by_value(ONES, -1.0, 1.0)
 
 
 @pytest.mark.parametrize("name", OF_ARRAYS)
@@ -117,24 +91,6 @@ def test_keyword_of_another_library_names_ours(function, keyword, words):
     message = rf"{function.__name__}\(\) has no argument '{keyword}'.* {words}"
     with pytest.raises(TypeError, match=message):
         function(**{keyword: 1.0})
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "keyword"),
-    [
-        (F.clip_by_norm, (1.0, [0]), "axis="),
-        (F.clip_by_global_norm, (1.0, 5.0), "use_norm="),
-        (F.global_norm, (2,), "ord="),
-    ],
-)
-def test_position_of_another_library_names_our_keyword(function, arguments, keyword):
-    with pytest.raises(TypeError, match=rf"Pass others by keyword: {keyword}"):
-        function(ONES, *arguments)
-
-
-def test_axis_of_a_list_of_numbers_asks_for_an_array():
-    with pytest.raises(ValueError, match=r"leaf '0/0'.*pass jnp\.asarray\(list\)"):
-        F.clip_by_norm([[3.0, 4.0]], 1.0, axis=0)
 
 
 def test_tensor_of_another_library_is_rejected_with_its_conversion(monkeypatch):

@@ -111,14 +111,6 @@ def test_leaf_norms_of_four_dtypes_need_no_implicit_promotion():
         np.testing.assert_allclose(optclip.metrics(state)["clip/norm"], norm, rtol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["propagate", "zero"])
-def test_leaf_norm_of_nonfinite_leaf_is_recorded(policy):
-    tree = {"a": np.float32([3.0, np.nan, 4.0]), "b": np.float32([12.0])}
-    _, state = once(clip(6.5, nonfinite=policy), tree)
-    np.testing.assert_array_equal(list(leaf_norms(state).values()), [np.nan, 12])
-    assert optclip.metrics(state)["clip/nonfinite"] == 1
-
-
 MEASURED = {**TREE, "dense": {"bias": TREE["dense"]["bias"]}}
 
 
@@ -131,25 +123,6 @@ def test_leaf_norms_are_of_measured_leaves(argument, measured):
     check(state, measured)
 
 
-def test_leaf_norm_of_sparse_leaf_adds_duplicate_rows_first():
-    rows = jnp.array([[1.0, 2.0], [2.0, 2.0], [0.0, 12.0]])
-    sparse = BCOO((rows, jnp.array([[0], [0], [2]])), shape=(4, 2))
-    _, state = once(clip(), {"embed": sparse, "w": jnp.array([3.0])})
-    norms = leaf_norms(state)
-    np.testing.assert_allclose(norms["embed"], 13.0, rtol=1e-6)
-    np.testing.assert_allclose(norms["w"], 3.0, rtol=1e-6)
-
-
-def test_leaf_norms_of_another_tree_raise():
-    ones = np.ones(2, np.float32)
-    tree = {"a": ones, "b": ones}
-    state = clip().init(tree)
-    words = "same over= and record=.*'clip_leaf_norm/[bc]'.*carry_over"
-    for other in ({"a": ones}, {**tree, "c": ones}):
-        with pytest.raises(ValueError, match=words):
-            clip().update(other, state)
-
-
 def test_leaf_norms_are_the_rows_of_the_heatmap():
     tx, tree = clip(), {"a": np.float32([3.0]), "b": np.float32([4.0])}
     _, state = once(tx, tree)
@@ -158,8 +131,25 @@ def test_leaf_norms_are_the_rows_of_the_heatmap():
     np.testing.assert_array_equal(ax.images[0].get_array(), [[4.0, 4.0], [3.0, 3.0]])
 
 
-def test_leaf_norm_of_one_matrix_is_its_spectral_norm():
-    tx = optclip.clip_by(2.0, norm="spectral", record="leaves")
-    found, state = once(tx, {"a": np.float32([[0.0, 4.0], [1.0, 0.0]])})
-    assert leaf_norms(state) == {"a": 4.0}
-    np.testing.assert_allclose(found["a"], [[0, 2], [0.5, 0]], rtol=1e-6)
+ROWS = [[1.0, 2.0], [2.0, 2.0], [0.0, 12.0]]
+# The first two rows are of the same index.
+SPARSE = BCOO((jnp.array(ROWS), jnp.array([[0], [0], [2]])), shape=(4, 2))
+BROKEN = {"a": np.float32([3.0, np.nan, 4.0]), "b": np.float32([12.0])}
+
+
+@pytest.mark.parametrize(
+    ("options", "tree", "norms"),
+    [
+        ({}, {"embed": SPARSE, "w": jnp.array([3.0])}, {"embed": 13, "w": 3}),
+        ({"norm": "spectral"}, {"a": np.float32([[0, 4], [1, 0]])}, {"a": 4}),
+        ({"nonfinite": "propagate"}, BROKEN, {"a": np.nan, "b": 12}),
+        ({"nonfinite": "zero"}, BROKEN, {"a": np.nan, "b": 12}),
+    ],
+    ids=["sparse", "matrix", "propagate", "zero"],
+)
+def test_leaf_norms_of_sparse_matrix_and_nonfinite_leaves(options, tree, norms):
+    _, state = once(clip(**options), tree)
+    found = leaf_norms(state)
+    assert found.keys() == norms.keys()
+    np.testing.assert_allclose(list(found.values()), list(norms.values()), rtol=1e-6)
+    assert optclip.metrics(state)["clip/nonfinite"] == (tree is BROKEN)

@@ -85,42 +85,6 @@ def test_record_false_keeps_steps_and_memory(name):
     assert tx.update(TREE, state)[1].clip_step == 1
 
 
-CLIP = optclip.clip_by_global_norm(1.0, record=False)
-REJECTED = [
-    (
-        lambda: optclip.clip_by_global_norm(1.0).update(TREE, {"step": 3}),
-        TypeError,
-        r"must be the ClipState .*, got .*functional.clip_by_global_norm.* record=False",
-    ),
-    (
-        lambda: optclip.clip_by_norm(thresholds.ema()).update(TREE, None),
-        TypeError,
-        r"must be a ClipState, got None .*order is tx\.update\(updates, state, params",
-    ),
-    (
-        lambda: optclip.metrics(optax.chain(CLIP, optax.adam(1e-3)).init(TREE)),
-        ValueError,
-        "must be an optimizer state with a record .*built with record=True",
-    ),
-    (
-        lambda: optclip.skip(optax.sgd(1.0), record=False),
-        TypeError,
-        r"`record` must be True or 'leaves'.*a state",
-    ),
-    (
-        lambda: optclip.clip_by_norm({"a": 1.0}, record=False).init({"b": np.ones(2)}),
-        ValueError,
-        "`max_norm`",
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "error", "words"), REJECTED)
-def test_record_false_where_it_does_not_fit_raises(call, error, words, run):
-    with pytest.raises(error, match=words):
-        run(call)()
-
-
 def test_record_false_initializes_from_model_with_functions():
     """As optax does, such as for a model of Equinox."""
     clip = optclip.clip_by_global_norm(1.0, record=False)
