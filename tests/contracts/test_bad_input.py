@@ -2,7 +2,8 @@
 
 Every argument has a kind. `NUMBERS` has the kinds of numbers: an argument is tried with
 each value outside its range. `ROUTED` has one bad value for each other kind, which must
-reach its validator, and `MESSAGES` the further texts of a validator, once. A new
+reach its validator, `MESSAGES` the further texts of a validator, once, and `COMBINED`
+those about several arguments or the state. A new
 argument needs its name in the row of its kind.
 """
 
