@@ -141,7 +141,7 @@ _MODULES = (
 
 def __getattr__(name: str) -> object:
     found = [f"{m.__name__}.{name}" for m in _MODULES if name in m.__all__]
-    hint = f". Did you mean {found[0]}?" if found else ""
+    hint = f". Did you mean {found[0]}?" if found else ". See docs/migrating.md."
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 

@@ -2,9 +2,10 @@
 
 A response is a name, an object with `coefficient(norm, threshold)`, or a function of
 these two, by whose result the updates are multiplied. Both arguments are float32 or
-float64 arrays of one shape. Norms are finite and at least 2**-60 (2**-500 in float64);
-thresholds are 0, in the same range, or inf. Return exactly 1 below the threshold to
-keep updates bit-identical. The response is not called for zero norms, which stay zero.
+float64 arrays of one shape. They may be traced, also outside of jit, so choose by
+`jnp.where`. Norms are finite and at least 2**-60 (2**-500 in float64); thresholds are
+0, in the same range, or inf. Return exactly 1 below the threshold to keep updates
+bit-identical. The response is not called for zero norms, which stay zero.
 
 For a norm n and a threshold c:
 

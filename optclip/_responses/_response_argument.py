@@ -61,7 +61,15 @@ class UserResponse(BaseResponse):
     function: Callable[[jax.Array, jax.Array], Any]
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        return _number_like(norm, self.function(norm, threshold))
+        try:
+            result = self.function(norm, threshold)
+        except jax.errors.ConcretizationTypeError as error:
+            # Four or more norms are mapped by `jax.vmap`, also outside of jit.
+            raise TypeError(
+                "`response` must not branch on values, since norms and thresholds are"
+                " traced. Use jnp.where(norm > threshold, ..., 1.0)."
+            ) from error
+        return _number_like(norm, result)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -320,33 +320,46 @@ def _check_same_norms(old: ClipRecord, new: ClipRecord) -> None:
         for record in (old, new)
     )
     lacking, unknown = here.keys() - there.keys(), there.keys() - here.keys()
-    both = here.keys() & there.keys()
-    layers = {x for x in both if here[x] and there[x][-1:] != here[x]}
+    layers = {
+        f"{_norm_of(x)} has {here[x][0]} layers, and {there[x][-1]} in the state"
+        for x in here.keys() & there.keys()
+        if here[x] and there[x][-1:] != here[x]
+    }
     parts = ("It lacks", lacking), ("It has the unknown", unknown)
-    parts = *parts, ("Other numbers of layers:", layers)
-    if differences := [f"{verb} {sorted(x)[:5]}." for verb, x in parts if x]:
+    names = [(verb, sorted(set(map(_norm_of, x)))[:5]) for verb, x in parts]
+    differences = [f"{verb} {x}." for verb, x in names if x]
+    differences += [f"{x}." for x in sorted(layers)[:5]]
+    if differences:
         cause = _likely_cause(here.keys(), there.keys())
         raise ValueError(
             "`state` must have been made with the same over= and record=, for a tree"
             f" like these updates. {' '.join(differences)} Most likely {cause} changed."
             f" {_ADVICE} After a change of the model, move the state with"
-            " optclip.carry_over."
+            " optclip.carry_over. With pmap or check_vma=False, call init outside."
         )
+
+
+def _norm_of(entry: str) -> str:
+    """Return the name of the norm that an entry of a record describes."""
+    field, _, norm = entry.partition("/")
+    return norm or (field if field == "clip_fraction" else "one entry for all norms")
 
 
 def _likely_cause(here: Collection[str], there: Collection[str]) -> str:
     """Return what has probably changed between two records, by their entries."""
 
-    def differ(field: str) -> bool:
-        ours, theirs = (any(x.startswith(field) for x in y) for y in (here, there))
+    def differ(prefix: str) -> bool:
+        ours, theirs = (any(x.startswith(prefix) for x in y) for y in (here, there))
         return ours != theirs
 
-    # Only scopes with several norms per entry record a fraction.
+    # Only scopes with several norms per entry record a fraction. The others, the tree
+    # and groups, have the same entries with and without `record="leaves"`.
     if differ("clip_fraction"):
         return "over="
-    if differ("clip_leaf_norm") or ("clip_norm" in here) != ("clip_norm" in there):
-        return "record="
-    return "over= or the tree"
+    if differ("clip_norm/"):
+        has_fraction = any(x.startswith("clip_fraction") for x in here)
+        return "record=" if has_fraction else "over="
+    return "record=" if differ("clip_leaf_norm") else "over= or the tree"
 
 
 def blank(

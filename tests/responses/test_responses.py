@@ -304,3 +304,14 @@ def test_detached_function_scales_outside_of_jit():
     response = responses.detached(lambda norm, threshold: threshold / norm)
     out, _ = optclip.functional.clip_by(np.float32([3, 4]), 1.0, response=response)
     np.testing.assert_allclose(out, [0.6, 0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_response_that_branches_on_traced_norms_is_rejected(size):
+    def branching(norm, threshold):
+        return threshold / norm if norm > threshold else 1.0
+
+    tx = optclip.clip_by_norm(1.0, response=branching)
+    updates = [np.float32([3, 4])] * size
+    with pytest.raises(TypeError, match=r"not branch on values.*Use jnp.where"):
+        jax.jit(tx.update).lower(updates, tx.init(updates))

@@ -153,3 +153,22 @@ def test_leaf_norms_of_sparse_matrix_and_nonfinite_leaves(options, tree, norms):
     assert found.keys() == norms.keys()
     np.testing.assert_allclose(list(found.values()), list(norms.values()), rtol=1e-6)
     assert optclip.metrics(state)["clip/nonfinite"] == (tree is BROKEN)
+
+
+SCOPES = {"tree": "tree", "leaf": "leaf", "group": optclip.groups({"a": "x", "b": "y"})}
+
+
+@pytest.mark.parametrize("over", SCOPES)
+@pytest.mark.parametrize("other", SCOPES)
+@pytest.mark.parametrize("record", [True, "leaves"])
+def test_state_of_other_scope_or_record_names_what_changed(over, other, record):
+    tree = {"a": jnp.ones(2), "b": jnp.ones(3)}
+    tx = optclip.clip_by(1.0, over=SCOPES[over], record=record)
+    for made in (True, "leaves"):
+        state = optclip.clip_by(1.0, over=SCOPES[other], record=made).init(tree)
+        # Groups have the same entries with both.
+        if over == other and (made == record or over == "group"):
+            continue
+        cause = "record=" if over == other else "over="
+        with pytest.raises(ValueError, match=f"Most likely {cause} changed"):
+            tx.update(tree, state)
