@@ -104,16 +104,18 @@ def test_linen_on_mesh_restores_and_continues(mesh, tmp_path):
 def test_page_block_on_mesh_trains(title):
     """The block continues the block without a mesh, whose step it uses."""
     names = page.run(title, page.run(title.removesuffix(" on a mesh")))
+    # Each step is awaited: on a CPU, many started at once wait for each other's threads,
+    # and XLA ends the process after 40 s.
     batch, losses = (names["x"], names["y"]), [names["loss"]]
     if "optimizer" in names:
         run = names["optimizer"]
         for _ in range(60):
-            losses.append(names["step"](names["model"], run, *batch)[0])
+            losses.append(float(names["step"](names["model"], run, *batch)[0]))
     else:
         run = names["state"]
         for _ in range(60):
             run, loss, _ = names["sharded_step"](run, *batch)
-            losses.append(loss)
+            losses.append(float(loss))
     by_hand.check_trained(losses, run.opt_state)
     leaves = jax.tree.leaves(names["model"] if "optimizer" in names else run.params)
     (kernel,) = [x for x in leaves if x.shape == (8, 16)]
