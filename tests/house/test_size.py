@@ -19,7 +19,7 @@ from optclip import thresholds
 
 PACKAGE = pathlib.Path(optclip.__file__).parent
 TESTS = pathlib.Path(__file__).parents[1]
-LINES, FILES, NAMES, TESTS_OVER_PACKAGE = 11_200, 160, 130, 1.4
+LINES, FILES, NAMES, TESTS_OVER_PACKAGE = 11_200, 160, 130, 1.31
 # The core: clipping without wrappers, published methods and tools.
 CORE = [
     "_arrays",
@@ -32,7 +32,7 @@ CORE = [
     "_functional",
     "_thresholds",
 ]
-CORE_LINES, CORE_FILES = 5_080, 42
+CORE_LINES, CORE_FILES = 5_090, 42
 # The files and the calls between files of one traced update, without `_arrays`.
 WALKS = {
     "clip_by_global_norm(1.0)": (optclip.clip_by_global_norm(1.0), 10, 22),
