@@ -60,6 +60,11 @@ class Entries(NamedTuple):
             x = self.rows[i][key]
             if (number := _number(x)) is None:
                 where = self.at(self.places[i])
+                if isinstance(x, list):
+                    raise LogError(
+                        f"{where} has a list at {key!r}. Log one entry per step, with a"
+                        " number."
+                    )
                 raise LogError(f"{where} has {x!r:.60} at {key!r}. Log a number.")
             numbers.append(number)
         return np.array(numbers)

@@ -193,6 +193,7 @@ GOOD = {"grad_norm": 1.0}
         (lines([{"clip/norm/a": 1.0}, {"clip/norm/a": -1.0}]), "Line 2 of"),
         (lines([GOOD, {"grad_norm": True}]), "Line 2 of"),
         (lines([GOOD, {"grad_norm": "high"}]), "Line 2 of"),
+        ('{"grad_norm": [1.0, 2.0]}', "a list at 'grad_norm'. Log one entry per step"),
         ("[1, [2]]", "Entry 2 of"),
         (lines([GOOD | {"step": 1}, GOOD | {"step": float("nan")}]), "Line 2 of"),
         (lines([{"clip/norm": 1.0, "clip/steps": float("nan")}]), "Line 1 of"),
