@@ -33,7 +33,11 @@ def reference_of(relative: Any) -> Reference | None:
     if isinstance(relative, str) and relative == "median":
         return _median
     wanted = "'median', a function of the norms, or None"
-    raise TypeError(_validate.must_be("relative", wanted, relative))
+    advice = (
+        "For another statistic, pass a function, such as"
+        " `lambda n: jnp.quantile(n, 0.9)`."
+    )
+    raise TypeError(_validate.must_be("relative", wanted, relative, advice))
 
 
 def multiple(

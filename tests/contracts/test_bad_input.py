@@ -632,7 +632,7 @@ MESSAGES = {
     "clip_cotangent.probe": [(jnp.ones(6), T, "`probe` must be a record")],
     "clip_cotangent.relative": [
         ("mean", T, "`relative` must be 'median', a function of the norms, or None"),
-        (True, T, "a function of the norms, or None, got True (bool)"),
+        (True, T, "or None, got True (bool). For another statistic, pass a function"),
         (lambda norms: None, T, "The result of `relative` must be a real number, got"),
     ],
     "per_example.clipped_grad.argnums": [
