@@ -11,4 +11,4 @@ from ._response_argument import (
     as_response,
     is_same_always,
 )
-from ._responses import BaseResponse, Drop, Hard, Normalize, Response, Smooth, band
+from ._responses import BaseResponse, Drop, Hard, Normalize, Smooth, band

@@ -4,7 +4,7 @@
 leaves, and the layers of stacks.
 """
 
-from ._groups import Groups, Layers, declaring, groups, layers
+from ._groups import Groups, declaring, groups
 from ._scope import (
     ELEMENT,
     LEAF,

@@ -2,6 +2,5 @@
 
 from ._checks import transformation
 from ._clip_after import clip_after
-from ._constrain import constrain
 from ._periodic_reset import with_periodic_reset
 from ._skip import skip
