@@ -28,7 +28,7 @@ from .._typing import (
 # The fields of a probe.
 PROBE_FIELDS = ("largest_norm", "mean_coefficient", "clipped", "fraction", "nonfinite")
 
-# The fields of metrics, but for `loss`, which trainers log under the same name.
+# The fields of metrics except `loss`, which trainers log under the same name.
 FIELDS = {
     "norm",
     "leaf_norm",
@@ -95,7 +95,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       leaves, axes and elements have one key per leaf, ``clip/norm/<path>``, and
       global-norm clipping adds ``clip/leaf_norm/<path>``. Otherwise one of several
       norms is recorded, with its threshold and coefficient: the norm with the largest
-      ratio to its threshold.
+      ratio to its threshold. An entry for several norms has derivative 0.
 
       `skip` adds int32 ``skip/skipped`` and ``skip/consecutive``, the steps skipped so
       far and in a row, and with `max_loss` float32 ``skip/loss`` and
@@ -215,7 +215,7 @@ def metrics_of(
     return list(metrics.values())
 
 
-# States that may hold several transformations, or one beside the parameters.
+# States that hold several transformations, or one and other arrays.
 _WITH_FIELDS = (
     ClipAfterState,
     ConstrainState,

@@ -51,7 +51,7 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
 
     Counts and flags cover all norms.
     """
-    # A reduction of several arrays has no derivative, and the record needs none.
+    # A reduction of several arrays has no derivative, so recorded norms are constants.
     outcomes = lax.stop_gradient(outcomes)
     dtype = max((outcome.norm.dtype for outcome in outcomes), key=lambda d: d.itemsize)
     here = [_as_vectors(outcome) for outcome in outcomes if _is_here(outcome)]

@@ -15,7 +15,8 @@ class ClipRecord(NamedTuple):
     For the tree each field is a scalar, for groups a dict of scalars by label. For
     leaves, axes and elements it is one scalar for all norms or, with `record="leaves"`,
     a dict of scalars by the path of the leaf. For `optclip.layers` the entry of a stack
-    is `{"layers": array}`, with one number per layer.
+    is `{"layers": array}`, with one number per layer. An entry for several norms has
+    derivative 0.
 
     Attributes:
       clip_norm: float32, the norm before clipping; of several, the one with the largest
