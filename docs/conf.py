@@ -85,7 +85,6 @@ nitpick_ignore_regex = [
     ("py:.*", r"(collections|jax|matplotlib|numpy|optax|os|typing)\..*"),
     # A public function may return an object of a private class, such as `Groups`.
     ("py:class", r"optclip\..*\._.*"),
-    ("py:class", "Measure"),
     # The entries of an `Explanation`, which its docstring describes.
     ("py:class", "Leaf|Contribution|Outlier"),
     ("py:class", "|".join(PRIVATE_TYPES)),

@@ -206,7 +206,7 @@ def learned_thresholds(
 ) -> tuple[list[Number] | Batched, list[PyTree]]:
     """Return one threshold per norm, and new memories.
 
-    Each norm keeps its memory, counts included, unless it teaches; see `_learning`.
+    Each norm keeps its memory, counts included, unless it teaches; see `learned`.
 
     Args:
       name: Argument that the rules were passed as.
