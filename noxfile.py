@@ -240,5 +240,5 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def prove(session: nox.Session) -> None:
-    """Hours: print worst-case errors; 20,000 examples per property."""
+    """Print worst-case errors and run 20,000 examples per property (hours)."""
     in_environment_of_suite(session, "pytest", "-q", "--full", "-rP", *HOURS)

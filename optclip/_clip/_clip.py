@@ -254,7 +254,7 @@ def decide(
     thresholds: ByArgument,
     rule_memory: Sequence[PyTree] = (),
 ) -> Decision:
-    """Fit the thresholds to the norms."""
+    """Return a step's decision: its norms and the threshold of each."""
     fitted = clip.action.fit(clip, thresholds, measured.norms)
     return Decision(clip, layout, *measured, fitted, rule_memory)
 

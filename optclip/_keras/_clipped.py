@@ -18,8 +18,8 @@ from ._library import keras
 # The subclasses are made at run time, since importing optclip must not import Keras.
 Base: Any = Any if TYPE_CHECKING else object
 
-# In the configuration of a saved optimizer. Keras does not save functions, of which a
-# transformation consists, and prints the configuration if it cannot load an optimizer.
+# Saved in the optimizer's configuration, which Keras prints if it cannot load it: Keras
+# does not save functions, of which a transformation consists.
 _HINT = (
     "model = keras.saving.load_model(path, compile=False);"
     " model.compile(optclip.keras.clipped(optimizer, clip), ...);"

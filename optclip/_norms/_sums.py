@@ -47,8 +47,8 @@ _SENT = 128
 # threads.
 _SHORTEST, _LONGEST = 256, 4096
 
-# On a GPU columns are added in parts, at most so many, until there are this many of
-# them: 32 in a block of threads, and 192 blocks for the 132 processors of an H100.
+# On a GPU columns are split into at most `_PARTS` parts, until `_COLUMNS` threads are
+# busy: 32 in a block of threads, and 192 blocks for the 132 processors of an H100.
 _PARTS, _COLUMNS = 32, 6144
 
 # The most vectors that are added together on a GPU, times two kinds of power, since XLA
@@ -124,7 +124,7 @@ class Part(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Hold for each kind of power a sum of a member, or a vector of numbers to add."""
+    """Hold, per kind of power, the sum of a member or a vector still to be added."""
 
     member: Member
     shape: tuple[int, ...]
@@ -359,7 +359,7 @@ def _without(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _merged(parts: list[Part], small: float) -> list[Part]:
-    """Return parts of which those of one block and type, below a size, are merged."""
+    """Merge parts of one block and type that are smaller than `small`."""
     groups: dict[Hashable, list[Part]] = {}
     for i, part in enumerate(parts):
         (x,), member = part.arrays, part.members[0]

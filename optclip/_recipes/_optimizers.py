@@ -1,4 +1,4 @@
-"""Methods that replace Adam, and limits of the final step."""
+"""Replace Adam, or limit the final update."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class SecondMoment:
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """Return the debiased running mean, this step included; see `ema_of_max`."""
+    """Learn the debiased running mean, including this step; see `ema_of_max`."""
 
     takes_vector: ClassVar[bool] = True
     learns_from_zeros: ClassVar[bool] = False

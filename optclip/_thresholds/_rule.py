@@ -112,7 +112,7 @@ def learns_from_zeros(rule: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RuleOfRule:
-    """Describe a rule that applies another as that one describes itself."""
+    """Forward the attributes of the wrapped rule."""
 
     rule: Rule
 

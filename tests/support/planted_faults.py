@@ -328,8 +328,7 @@ def is_found(fault: Fault) -> bool:
         (copy / "optclip" / fault.file).write_text(
             source_of(fault).replace(fault.before, fault.after)
         )
-        # Programs of a broken package are of no use to others, but those of the tests
-        # themselves are.
+        # Share the compilation cache: most programs do not depend on the fault.
         (CHECKOUT / ".jax_cache").mkdir(exist_ok=True)
         os.symlink(CHECKOUT / ".jax_cache", copy / ".jax_cache")
         # The folder is first on the path, before the installed package.

@@ -462,9 +462,9 @@ def by_trait(entries: list[Entry] = ENTRIES, *kinds: str) -> list[Entry]:
     return [entry for entry in entries if entry in chosen]
 
 
-# Thresholds that are no rule to learn from norms, or take one.
+# Names in `thresholds` that are protocols, or that wrap another rule.
 NO_RULES = {"Rule", "Seen", "of", "of_gradients", "scaled"}
-# The scope of each rule: of elements where one is made for them.
+# Scope of each rule; `moment` needs elements.
 OF_ELEMENTS = {"moment"}
 RULES = {
     name: "element" if name in OF_ELEMENTS else "leaf"
