@@ -94,7 +94,7 @@ def is_case(entry, group, how):
         return True
     is_simple = entry.response == "hard" and entry.state != "vectors"
     # Each operation of an eager call is a program.
-    return is_simple and (how is not eager or entry.scope in ("tree", "element"))
+    return is_simple and (how is not eager or entry.scope == "tree")
 
 
 @pytest.mark.covering(

@@ -35,8 +35,8 @@ TRANSFORMATIONS = OPTIONS | {
 # Run eagerly, each operation of each device is a program: these have every scope, kind
 # of state, and rule with a memory per leaf.
 FEW = (
-    "recipes.agc", "quantile", "zscore", "moment", "skip",
-    "constrain", "history", "norms of leaves", "strict", "of",
+    "recipes.agc", "quantile", "moment", "skip", "constrain", "history",
+    "norms of leaves", "strict",
 )  # fmt: skip
 SPREAD = [*(entry.id for entry in by_trait(ENTRIES, "scope", "state")), *FEW]
 SPREAD = TRANSFORMATIONS if covering.full else SPREAD
