@@ -241,9 +241,8 @@ def _metrics_in(keys: list[str]) -> dict[str, Fields]:
     names = fields_by_name({key: key for key in keys if key == key.strip("/")})
     clips = clips_in(names)
     probes = [n for n, fields in names.items() if fields.keys() >= {*PROBE_FIELDS}]
-    for name in clips:
-        if name not in probes:
-            names[name].pop(PROBE_FIELDS[0], None)
+    for name in {*clips} - {*probes}:
+        names[name].pop(PROBE_FIELDS[0], None)
     return {name: names[name] for name in (*clips, *probes)} if clips else {}
 
 

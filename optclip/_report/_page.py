@@ -153,10 +153,11 @@ def _figure(title: str, draw: Draw, text: str) -> str | None:
         labels = [label.get_text()[-18:] for label in ax.get_yticklabels()]
         ax.set_yticks(range(len(labels)), labels, fontsize=7)
         canvas.set_figheight(max(_HEIGHT, 0.9 + 0.14 * len(labels)))
-    elif ax.get_legend_handles_labels()[1]:
+    else:
         # Inside such small axes it would hide some numbers.
         place = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1.0), "ncols": 4}
-        ax.legend(**place, frameon=False, columnspacing=1.0, handlelength=1.5)
+        entries = ax.get_legend_handles_labels()
+        ax.legend(*entries, **place, frameon=False, columnspacing=1.0, handlelength=1.5)
     stream = io.BytesIO()
     FigureCanvasAgg(canvas).print_png(stream)
     png = base64.b64encode(stream.getvalue()).decode()

@@ -377,6 +377,7 @@ MESSAGES = {
     "clip_by_value.lower": [
         (jnp.array([1, jnp.nan]), V, "`lower` must be a number other than NaN, got"),
         (2.0, V, "`lower` must be at most `upper`, got lower=2.0 and upper=1.0. Swap"),
+        ({"a": 2.0, "b": 0.0}, V, "`lower` must be at most `upper`, got lower=2.0"),
         (np.ones((7, 7)), V, "`lower` of shape (7, 7) does not broadcast to the leaf"),
     ],
     "clip_by_value.limit": [
