@@ -320,8 +320,9 @@ def _check_same_norms(old: ClipRecord, new: ClipRecord) -> None:
         for record in (old, new)
     )
     lacking, unknown = here.keys() - there.keys(), there.keys() - here.keys()
+    # A state that was cut to one layer has an entry without an axis: 0 layers.
     layers = {
-        f"{_norm_of(x)} has {here[x][0]} layers, and {there[x][-1]} in the state"
+        f"{_norm_of(x)} has {here[x][0]} layers, and {sum(there[x][-1:])} in the state"
         for x in here.keys() & there.keys()
         if here[x] and there[x][-1:] != here[x]
     }
@@ -353,7 +354,7 @@ def _likely_cause(here: Collection[str], there: Collection[str]) -> str:
         return ours != theirs
 
     # Only scopes with several norms per entry record a fraction. The others, the tree
-    # and groups, have the same entries with and without `record="leaves"`.
+    # and groups, have the same norms with and without `record="leaves"`.
     if differ("clip_fraction"):
         return "over="
     if differ("clip_norm/"):
