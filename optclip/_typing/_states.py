@@ -117,12 +117,15 @@ class SkipState(NamedTuple):
       skip_norm: The state of the norm's threshold.
       skip_loss: The memory of the rule of `max_loss`; empty without one.
       skip_record: A dict from the name to its `SkipRecord`.
+      skip_finite: int32, the number of finite steps skipped since the last applied one,
+        which `max_consecutive` limits.
     """
 
     skip_inner: PyTree
     skip_norm: ClipState
     skip_loss: PyTree
     skip_record: dict[str, SkipRecord]
+    skip_finite: jax.Array
 
 
 class HistoryState(NamedTuple):

@@ -22,6 +22,7 @@ _COUNTS = (
     "clip_step",
     "clip_record",
     "skip_record",
+    "skip_finite",
     "history_rows",
     "history_count",
     "history_names",

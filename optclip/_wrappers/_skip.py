@@ -96,8 +96,9 @@ def skip(
       over: Scope of each norm, as in `clip_by`; one norm above its limit is enough to
         skip the step. Default: `"tree"`.
       norm: Norm to compare, as in `clip_by`. Default: `"l2"`.
-      max_consecutive: Maximum number of consecutive skips. The next step is applied
-        even if it contains NaN, which then appears in the loss. Default: no limit.
+      max_consecutive: Maximum number of finite steps skipped since the last applied
+        one. The next finite step is applied; a non-finite one never is. Default: no
+        limit.
       learn_skipped: Whether the rules also learn from skipped finite steps. True
         follows a lasting change, but one huge spike can hide later ones. False hides no
         spike, but after a lasting change every step is skipped: set `max_consecutive`
@@ -124,8 +125,10 @@ def skip(
       - Warm-up of a rule: no step is skipped, except with rules that have an argument
         `max_norm`, such as `ema`: they skip steps above it.
       - NaN or inf in a checked leaf, or in the loss if `max_loss` is set: the step is
-        skipped, and the rules do not learn from this norm or loss.
-      - NaN as `max_norm` or `max_loss`: the step is skipped.
+        skipped, and the rules do not learn from this norm or loss. It counts in
+        `skip/consecutive`; `max_consecutive` neither counts it nor applies it.
+      - NaN as `max_norm` or `max_loss`: the step is skipped. If its norm and loss are
+        finite, it is a finite step, which `max_consecutive` counts.
       - `ema` as `max_norm`: never learns from skipped steps, since it averages clipped
         norms.
 
@@ -165,8 +168,9 @@ def skip(
             loss, limit = jnp.zeros((2,), jnp.float32)
             record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
         return SkipState(
-            wrapped.init(params), watch.init(params), memory, {watch.key: record}
-        )
+            wrapped.init(params), watch.init(params), memory, {watch.key: record},
+            jnp.zeros((), jnp.int32),
+        )  # fmt: skip
 
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
@@ -184,6 +188,7 @@ def skip(
         norm_record = watch.recorded(decision, coefficients)
         seen = watch.after(state.skip_norm, decision, norm_record)
         is_off = _is_above(norm_record)
+        is_nonfinite = _any(jax.tree.leaves(norm_record.clip_nonfinite))
         memory, old = state.skip_loss, state.skip_record[watch.key]
         _check_record(old, has_loss=loss_rule is not None)
         record = old
@@ -194,13 +199,15 @@ def skip(
                 updates, params, extra_args,
             )  # fmt: skip
             # The comparison is negated, since `loss > limit` is false for NaN limits.
-            is_off = is_off | ~jnp.isfinite(loss) | ~(loss <= limit)
+            is_off = is_off | ~(loss <= limit)
+            is_nonfinite = is_nonfinite | ~jnp.isfinite(loss)
             old_pair = (old.skip_loss, old.skip_loss_threshold)
             loss, limit = _xla.in_place((loss, limit), old_pair)
             record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
-        skipped = is_off
         if max_consecutive is not None:
-            skipped = is_off & (old.skip_consecutive < max_consecutive)
+            in_a_row = _numerics.as_count(state.skip_finite)
+            is_off = is_off & (in_a_row < max_consecutive)
+        skipped = is_off | is_nonfinite
         if not learn_skipped:
             unlearned = _select_tree(
                 skipped, state.skip_norm.clip_memory, seen.clip_memory
@@ -214,6 +221,7 @@ def skip(
             inner_input, state.skip_inner, params, **extra_args
         )
         again = _numerics.counted(old.skip_consecutive, skipped)
+        finite = _numerics.counted(state.skip_finite, ~is_nonfinite)
         record = record._replace(
             skip_skipped=_numerics.counted(old.skip_skipped, skipped),
             skip_consecutive=jnp.where(skipped, again, jnp.zeros_like(again)),
@@ -223,6 +231,7 @@ def skip(
             seen,
             memory,
             {watch.key: record},
+            jnp.where(skipped, finite, jnp.zeros_like(finite)),
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -237,12 +246,13 @@ def _check_record(record: SkipRecord, *, has_loss: bool) -> None:
 
 
 def _is_above(step: ClipRecord) -> jax.Array:
-    """Return whether a norm exceeds its threshold, or one of them is not valid.
-
-    The step is skipped too if a norm is not finite or a threshold is NaN.
-    """
-    flags = jax.tree.leaves((step.clip_clipped, step.clip_nonfinite))
+    """Return whether a norm exceeds its threshold, or a threshold is NaN."""
+    flags = jax.tree.leaves(step.clip_clipped)
     flags += [jnp.isnan(limit) for limit in jax.tree.leaves(step.clip_threshold)]
+    return _any(flags)
+
+
+def _any(flags: list[jax.Array]) -> jax.Array:
     flags = _placement.together(flags)
     return jnp.any(jnp.stack(flags)) if flags else jnp.zeros((), jnp.bool_)
 

@@ -130,14 +130,14 @@ FAULTS = [
     # Wrappers.
     Fault(
         "_wrappers/_skip.py",
-        "is_off = is_off | ~jnp.isfinite(loss) | ~(loss <= limit)",
-        "is_off = is_off | ~(loss <= limit)",
+        "is_nonfinite = is_nonfinite | ~jnp.isfinite(loss)",
+        "is_nonfinite = is_nonfinite",
         "wrappers/test_skip.py",
     ),
     Fault(
         "_wrappers/_skip.py",
-        "skipped = is_off & (old.skip_consecutive < max_consecutive)",
-        "skipped = is_off & (old.skip_consecutive <= max_consecutive)",
+        "is_off = is_off & (in_a_row < max_consecutive)",
+        "is_off = is_off & (in_a_row <= max_consecutive)",
         "wrappers/test_skip.py",
     ),
     Fault(

@@ -83,10 +83,17 @@ def test_skip_records_leaves_of_skipped_gradient(over):
 @pytest.mark.parametrize(
     ("limits", "sizes", "values", "expected"),
     [
-        # After two skipped steps one is taken, whatever its norm.
+        # After two skipped finite steps one is taken, whatever its norm.
         (
             {"max_norm": 10.0, "max_consecutive": 2},
-            *([100.0] * 5 + [np.nan] * 2, np.ones(7), [0, 0, 1, 0, 0, 1, 0]),
+            *([100.0] * 5 + [1.0] + [100.0] * 2, np.ones(8), [0, 0, 1, 0, 0, 1, 0, 0]),
+        ),
+        # A step that is not finite is never taken, and keeps the number of others.
+        (
+            {"max_norm": 10.0, "max_consecutive": 2, "max_loss": 5.0},
+            [100.0, np.nan, 100.0, np.inf, 1.0, 1.0, 100.0, 1.0],
+            [1.0, 1.0, 1.0, 1.0, np.nan, 9.0, 1.0, -np.inf],
+            [0, 0, 0, 0, 0, 1, 0, 0],
         ),
         # A loss may be negative.
         ({"max_loss": -1.0}, np.ones(3), [-2.0, -0.5, -1.0], [1, 0, 1]),
@@ -95,6 +102,17 @@ def test_skip_records_leaves_of_skipped_gradient(over):
 def test_skip_by_numbers_takes_steps_below_them(limits, sizes, values, expected):
     updates, _ = run(optclip.skip(SGD, **limits), sizes, value=values)
     assert taken(updates) == expected
+
+
+def test_skip_after_lasting_nan_still_skips_spikes():
+    """Steps that are not finite neither raise nor reset the number of finite ones."""
+    tx = optclip.skip(SGD, max_norm=10.0, max_consecutive=50)
+    updates, states = run(tx, [np.nan] * 60 + [100.0])
+    assert taken(updates) == [0] * 61
+    assert optclip.metrics(states[-1])["skip/consecutive"] == 61
+    updates, states = run(tx, [100.0] * 50 + [np.nan, 100.0, 100.0])
+    assert taken(updates) == [0] * 51 + [1, 0]
+    assert states[-1].skip_finite == 1
 
 
 def number_skipped(tx, limited, sizes):
@@ -161,6 +179,10 @@ def test_skip_by_schedule_follows_steps_and_skips_if_it_is_nan():
     limits = [optclip.metrics(state)["skip/loss_threshold"] for state in states]
     np.testing.assert_array_equal(limits, [0, 10, 20, 30, np.nan, 50])
     assert taken(updates) == [0, 1, 0, 0, 0, 1]
+    # The step of a NaN threshold is finite.
+    tx = optclip.skip(SGD, max_norm=lambda _: np.nan, max_consecutive=1)
+    updates, _ = run(tx, [1.0, np.nan, 1.0])
+    assert taken(updates) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
