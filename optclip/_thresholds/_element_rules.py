@@ -17,7 +17,7 @@ from ._rules_of_rules import Of
 
 
 class Running(NamedTuple):
-    """A running quantity per norm, and the number of steps in it."""
+    """A running quantity per norm, and the number of steps in it, per norm or leaf."""
 
     value: PyTree
     steps: PyTree
@@ -27,34 +27,34 @@ class Running(NamedTuple):
 class SecondMoment:
     """See `second_moment`."""
 
-    takes_vector: ClassVar[bool] = True
-
     theta: Number
     decay: Number
     warmup: int
 
     def init(self, norm: PyTree) -> Running:
-        return Running(jax.tree.map(jnp.zeros_like, norm), jnp.zeros((), jnp.int32))
+        # One count per leaf, so that a leaf added later has its own warm-up.
+        steps = jax.tree.map(lambda _: jnp.zeros((), jnp.int32), norm)
+        return Running(jax.tree.map(jnp.zeros_like, norm), steps)
 
     def update(self, seen: Seen, memory: Running) -> tuple[PyTree, Running]:
-        memory = memory._replace(steps=_running.as_counts(memory.steps))
-        warm = memory.steps >= self.warmup
+        steps = _running.as_counts(memory.steps)
+        warm = _batching.each(lambda n: n >= self.warmup, steps, as_slices=False)
 
-        def bound(root: jax.Array) -> jax.Array:
+        def bound(root: jax.Array, warm: jax.Array) -> jax.Array:
             # An element without a gradient so far has v = 0. Its threshold is inf,
             # since a threshold of 0 would keep its updates at zero.
             has_moment = warm & (root > 0)
             threshold = jnp.sqrt(as_like(self.theta, root)) * root
             return jnp.where(has_moment, threshold, jnp.full_like(root, jnp.inf))
 
-        thresholds = _batching.each(bound, memory.value)
+        thresholds = _batching.each(bound, memory.value, warm)
 
         def learn(root: jax.Array, clipped: jax.Array) -> jax.Array:
             weights = _running.weights(self.decay, root)
             return _running.root_mean_square(*weights, root, clipped)
 
         roots = _batching.each(learn, memory.value, seen.keep(thresholds))
-        return thresholds, Running(roots, _numerics.counted(memory.steps))
+        return thresholds, Running(roots, _batching.each(_numerics.counted, steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +116,9 @@ def second_moment(
     """Clip to a multiple of each element's running root mean square, as in SPAM.
 
     The threshold is `sqrt(theta * v)`; then `v = decay * v + (1 - decay) * u**2` with
-    the clipped element `u`. It is inf for the first `warmup` steps, and while `v` is 0,
-    so that elements without earlier gradients can move; SPAM's code clips them to zero.
+    the clipped element `u`. It is inf for the first `warmup` steps of a leaf, and while
+    `v` is 0, so that elements without earlier gradients can move; SPAM's code clips
+    them to zero. Each leaf counts its own steps, those with a finite element.
     Zeros enter `v`, as in Adam.
     """
     return SecondMoment(

@@ -88,6 +88,17 @@ def test_second_moment_clips_elements_after_warm_up():
     np.testing.assert_allclose(updates, expected, rtol=1e-6)
 
 
+def test_second_moment_warms_up_each_leaf_from_its_first_finite_step():
+    rule = _thresholds.second_moment(1.0, 0.5, warmup=2)
+    tx = optclip.clip_by_value(rule, nonfinite="zero")
+    sizes = np.full((6, 1), 3, np.float32)
+    late = np.where(np.arange(6)[:, None] < 3, np.nan, sizes)
+    updates, _ = over_steps(tx, {"a": sizes, "b": late})
+    first = [3, 3, math.sqrt(9 * 0.75)]
+    np.testing.assert_allclose(updates["a"][:3, 0], first, rtol=1e-6)
+    np.testing.assert_allclose(updates["b"][:, 0], [0, 0, 0, *first], rtol=1e-6)
+
+
 def test_moment_derivative_is_finite_at_zero():
     tx = optclip.clip_by_value(thresholds.moment(2.0))
     state = tx.init(jnp.zeros(2))

@@ -43,7 +43,7 @@ LEAF = {
     "ema": optclip.clip_by_norm(T.ema(1.0, 0.5, 2), record="leaves"),
     "zscore": optclip.clip_by_norm(T.zscore(1.0, 0.5, 2), record="leaves"),
     "slices": optclip.clip_by(T.quantile(0.5, 4), over=optclip.axes(0)),
-    "elements": optclip.clip_by_value(_thresholds.second_moment(1.0, warmup=1)),
+    "elements": optclip.clip_by_value(_thresholds.second_moment(1.0, warmup=2)),
     "statistic": optclip.clip_by_value(T.of("max", T.quantile(0.5, 4))),
     "spectral": optclip.clip_by_spectral_norm(1.0, method="power_iteration"),
     "groups": optclip.clip_by_group_norm(
