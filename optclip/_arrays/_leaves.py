@@ -77,6 +77,11 @@ def flatten(tree: PyTree) -> Flat:
     return Flat(tree, paths, leaves, treedef)
 
 
+def texts_of(path: KeyPath) -> tuple[str, ...]:
+    """Return the text of each key of a path."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
 def path_str(path: KeyPath) -> str:
     """Return the path of a leaf as users type it, ``encoder/0/kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
@@ -88,13 +93,18 @@ def named(path: KeyPath, article: str = "the") -> str:
 
 
 def names_of(paths: list[KeyPath]) -> list[str]:
-    """Return the paths as strings, without the keys that only unwrap one array.
+    """Return the paths as strings, without the keys that only unwrap one array."""
+    return [path_str(path) for path in unboxed(paths)]
+
+
+def unboxed(paths: list[KeyPath]) -> list[KeyPath]:
+    """Return the paths without the keys that only unwrap one array.
 
     Flax's optimizer has boxed parameters at `init` and bare ones at `update`, and both
     must have one name. The array of a haliax `NamedArray` has a position for a key.
     """
     if not any(_may_unwrap(key) for path in paths for key in path):
-        return [path_str(path) for path in paths]
+        return paths
     children: dict[KeyPath, set[Any]] = {}
     for path in paths:
         for i, key in enumerate(path):
@@ -106,7 +116,7 @@ def names_of(paths: list[KeyPath]) -> list[str]:
         return is_only_child and _may_unwrap(path[i]) and not is_inner_box
 
     return [
-        path_str(tuple(key for i, key in enumerate(path) if not unwraps(path, i)))
+        tuple(key for i, key in enumerate(path) if not unwraps(path, i))
         for path in paths
     ]
 

@@ -8,13 +8,11 @@ a matrix.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import jax
@@ -69,24 +67,13 @@ def as_name(key: str) -> str:
 
 def of_vector(treedef: TreeDef, vector: Any) -> PerNorm:
     """Return a memory with one array over all norms."""
-    return PerNorm({_noted_digest(treedef): vector})
+    return PerNorm({_digest(treedef): vector})
 
 
 def by_position(treedef: TreeDef, entries: list[Any]) -> PerNorm:
     """Return a memory with one array per norm."""
     by_index = {str(i): x for i, x in enumerate(entries)}
-    return PerNorm({_noted_digest(treedef): by_index})
-
-
-@contextlib.contextmanager
-def noting_names() -> Iterator[dict[str, tuple[str, ...]]]:
-    """Yield a dict of the paths of norms by digest, of the memories made meanwhile."""
-    noted: dict[str, tuple[str, ...]] = {}
-    token = _NOTED.set(noted)
-    try:
-        yield noted
-    finally:
-        _NOTED.reset(token)
+    return PerNorm({_digest(treedef): by_index})
 
 
 def packed(memory: PyTree, norm: PyTree, *, is_like_params: bool) -> PyTree:
@@ -164,17 +151,6 @@ def unique(name: str, reserved: Set[str], taken: Set[str]) -> str:
         return name
     numbered = (f"{name}_{i}" for i in itertools.count(2))
     return next(n for n in numbered if n not in reserved and n not in taken)
-
-
-_NOTED: contextvars.ContextVar[dict[str, tuple[str, ...]] | None]
-_NOTED = contextvars.ContextVar("noted", default=None)
-
-
-def _noted_digest(treedef: TreeDef) -> str:
-    digest, noted = _digest(treedef), _NOTED.get()
-    if noted is not None:
-        noted[digest] = _names(treedef)
-    return digest
 
 
 @functools.lru_cache(maxsize=64)

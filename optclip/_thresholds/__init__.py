@@ -8,9 +8,15 @@ by the kind of their memory.
 
 from ._average_rules import ema, mean_over_rms, zscore
 from ._element_rules import ema_of_max, moment, second_moment
-from ._learning import at_step, init_memory, is_fixed, learned_thresholds
+from ._learning import (
+    at_step,
+    init_memory,
+    is_fixed,
+    learned_thresholds,
+    norms_of_rules,
+)
 from ._norm_rules import relative_to_params
 from ._rule import Rule, Seen, Threshold, ThresholdTree, is_rule
-from ._rules_of_rules import Bounds, bounds, of_gradients
+from ._rules_of_rules import Bounds, Scaled, bounds, of_gradients
 from ._threshold_argument import Constant, Named, as_rules, one_rule, value_of
 from ._window_rules import mean_plus_std, quantile

@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,22 +43,33 @@ from . import _record
 from ._record import Entries, LeafNorms
 from ._rules import Rules
 
-_NOTED: contextvars.ContextVar[list[Engine] | None]
+
+class Noted(NamedTuple):
+    """Hold an engine, the parameters of its `init`, and the state that it returned."""
+
+    engine: Engine
+    params: PyTree
+    state: ClipState
+
+
+_NOTED: contextvars.ContextVar[list[Noted] | None]
 _NOTED = contextvars.ContextVar("noted", default=None)
 
 
 @contextlib.contextmanager
-def noting_engines() -> Iterator[list[Engine]]:
+def noting_engines() -> Iterator[list[Noted]]:
     """Yield a list of the engines that create a state meanwhile.
 
     A transformation consists of two functions, so only calls show what it contains.
     """
-    noted: list[Engine] = []
+    noted: list[Noted] = []
     token = _NOTED.set(noted)
     try:
         yield noted
     finally:
         _NOTED.reset(token)
+        if (outer := _NOTED.get()) is not None:
+            outer += noted
 
 
 _OF_UPDATE = ("updates", "state", "params")
@@ -120,8 +131,6 @@ class Engine:
 
     def init(self, params: PyTree) -> ClipState:
         """Return the state before the first step."""
-        if (noted := _NOTED.get()) is not None:
-            noted.append(self)
         if is_placeholder(params):
             entries = Entries(jax.tree.structure(0), (False,))
             memory, shapes = self._memory_of_placeholder(params), [()]
@@ -142,7 +151,10 @@ class Engine:
         if self.has_leaf_norms:
             record = record._replace(clip_leaf_norm=self._blank_leaf_norms(params))
         step = jnp.zeros((), jnp.int32)
-        return ClipState(step, memory, {self.key: record} if self.record else {})
+        state = ClipState(step, memory, {self.key: record} if self.record else {})
+        if (noted := _NOTED.get()) is not None:
+            noted.append(Noted(self, params, state))
+        return state
 
     def _memory_of_placeholder(self, params: PyTree) -> list[PyTree]:
         rules = self.rules.by_argument.values()

@@ -5,31 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._monitor import columns_in
-from .._typing import HistoryState
+
+FIELDS = ("history_rows", "history_count", "history_names")
 
 
-def carried_history(old: HistoryState, new: HistoryState) -> HistoryState:
-    """Return the new state with the newest rows of the old one.
+def carried_history(old: list[Any], new: list[Any]) -> list[Any]:
+    """Return the arrays of a new history with the newest rows of the old one.
 
-    Columns are matched by name. Those that the old history lacks stay 0 in its rows.
+    Both are in the order of `FIELDS`. Columns are matched by name. Those that the old
+    history lacks stay 0 in its rows.
     """
-    (before,), (key,) = old.history_rows.values(), new.history_rows
-    rows = new.history_rows[key]
-    count = round(float(old.history_count))
-    steps = np.arange(max(0, count - min(len(before), len(rows))), count)
-    names, new_names = (_columns(x.history_names) for x in (old, new))
-    pairs = [(names[n], j) for n, j in new_names.items() if n in names]
+    (before, count, old_names), (blank, _, names) = old, new
+    if before.shape == blank.shape and np.array_equal(old_names, names):
+        return old
+    before, rows, number = np.asarray(before), np.array(blank), round(float(count))
+    steps = np.arange(max(0, number - min(len(before), len(rows))), number)
+    columns, new_columns = _columns(old_names), _columns(names)
+    pairs = [(columns[n], j) for n, j in new_columns.items() if n in columns]
     if len(steps) and pairs:
         here, there = (np.array(x) for x in zip(*pairs, strict=True))
-        kept = jnp.asarray(before)[steps % len(before)][:, here]
-        places = (steps % len(rows))[:, None], there[None]
-        rows = rows.at[places].set(kept.astype(rows.dtype))
-    counted = jnp.asarray(count, new.history_count.dtype)
-    return new._replace(history_rows={key: rows}, history_count=counted)
+        kept = before[steps % len(before)][:, here]
+        rows[(steps % len(rows))[:, None], there[None]] = kept
+    return [rows, count, names]
 
 
 def _columns(text: Any) -> dict[str, int]:

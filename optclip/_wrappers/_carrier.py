@@ -1,244 +1,337 @@
-"""Merge the state of an optimizer into the state of a changed one."""
+"""Move arrays from the addresses of one state to the same addresses of another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._arrays._packed_state import PerNorm
-from .._arrays._types import PyTree
-from .._typing import ClipState, HistoryState
+from .._arrays import _leaves
+from .._typing import ClipState, HistoryState, SkipState
+from ._addresses import LOSS, Leaf, Owner, Slots, State
+from ._carried_history import FIELDS as HISTORY
 from ._carried_history import carried_history
+
+# An entry of an array: its position, and its row or None.
+Entry = tuple[int, int | None]
 
 
 class Carrier:
-    """Merge an old state into a new one.
+    """Fill a new state with the arrays of an old one that have the same addresses.
 
     Args:
-      names: The paths of norms by the digest in the state.
+      before: The old states.
+      old: Their arrays.
+      after: The new states.
+      new: Their arrays, as `init` returned them.
+      leaves: The leaves of the old and of the new parameters.
     """
 
-    def __init__(self, names: Mapping[str, tuple[str, ...]]) -> None:
-        self.names = names
+    def __init__(
+        self,
+        before: list[State],
+        old: list[Any],
+        after: list[State],
+        new: list[Any],
+        leaves: list[list[Leaf]],
+    ) -> None:
+        self.before, self.old, self.after, self.new = before, old, after, list(new)
+        self.leaves = leaves
+        # What it says of other leaves does not matter, since these are gone.
+        self.kept = {path for path, _ in (*leaves[1], *LOSS)}
+        self.entries = Counter(i for state in after for i, _ in _entries(state))
+        self.used = set[Entry]()
+        # The old entry for each row of a new array.
+        self.moves: dict[int, dict[int | None, Entry]] = {}
+        # Why an entry of the old state is not in the result.
+        self.reasons: dict[Entry, str] = {}
+        self.notes: list[str] = []
+        self.returned = set[int]()
 
-    def carried(self, old: PyTree, new: PyTree) -> PyTree:
-        """Return the new state with the numbers of the old one."""
-        if type(old) is not type(new):
-            return self._of_other_type(old, new)
-        if isinstance(new, PerNorm):
-            return self._per_norm(old, new)
-        if isinstance(new, ClipState):
-            return ClipState(
-                self.carried(old.clip_step, new.clip_step),
-                self._memories(old.clip_memory, new.clip_memory),
-                self.carried(old.clip_record, new.clip_record),
-            )
-        if isinstance(new, HistoryState):
-            inner = self.carried(old.history_inner, new.history_inner)
-            return carried_history(old, new)._replace(history_inner=inner)
-        if _is_named_tuple(new):
-            return type(new)(*map(self.carried, old, new))
-        if _is_chain(new):
-            return self._aligned(old, new)
-        if isinstance(new, dict):
-            # The union keeps the type, such as the OrderedDict of a named chain.
-            return new | {k: self.carried(old.get(k), x) for k, x in new.items()}
-        return _by_path(old, new)
+    def carried(self) -> list[Any]:
+        """Return the arrays of the new state with the numbers of the old one."""
+        for state in self.after:
+            self._carry(state)
+        arrays = [x for x in self.old if isinstance(x, jax.Array)]
+        kinds = [*{x.sharding.memory_kind or "" for x in arrays}]
+        return [self._array(i, x, kinds) for i, x in enumerate(self.new)]
 
-    def _of_other_type(self, old: PyTree, new: PyTree) -> PyTree:
-        """Return the state of an optimizer that was wrapped, unwrapped or chained."""
-        if is_array(new):
-            return _array(old, new)
-        if parts := _parts_of(new):
-            return new._replace(inner_states=self._split(old, parts))
-        if parts := _parts_of(old):
-            # Counts and other single numbers are those of the largest part, the last.
-            for part in sorted(parts.values(), key=_number_of_arrays):
-                new = self.carried(part, new)
-            return new
-        if _is_chain(new):
-            return self._aligned(old, new)
-        if field := _inner_of(new):
-            inner = self.carried(old, getattr(new, field))
-            return new._replace(**{field: inner})
-        if _inner_of(old) or _is_chain(old):
-            return self._aligned(old, new)
-        return _by_path(old, new)
+    def _carry(self, state: State) -> None:
+        sources = self._sources(state)
+        if state.kind[0] is HistoryState:
+            self._carry_history(sources, state)
+            return
+        # Where each owner has its arrays from, or None.
+        origins = {
+            group: self._carry_owned(state, sources, group, slots)
+            for group, slots in state.groups.items()
+            if group[1] is not None
+        }
+        counts = False
+        for (what, owner), slots in state.groups.items():
+            if owner is None:
+                # A count moves with what it counts; without that, by its role.
+                givers = {old for (w, _), old in origins.items() if w == what}
+                here = [old for old in sources if old in givers or not givers]
+                counts |= self._carry_shared(state, here, what, slots)
+        fresh = [x for (w, x), old in origins.items() if x and not (w or old)]
+        if counts and fresh:
+            self._note_count(state, fresh)
 
-    def _split(self, old: PyTree, parts: dict[Any, PyTree]) -> dict[Any, PyTree]:
-        """Return the states of a partition, each with the numbers of its leaves."""
-        moved, used = dict(parts), set[int]()
-        for label, part in parts.items():
-            carried = self.carried(old, part)
-            # A count that two parts share is copied, since no donation may delete an
-            # array twice.
-            moved[label] = jax.tree.map(
-                lambda x: jnp.copy(x) if id(x) in used else x, carried
-            )
-            used.update(map(id, jax.tree.leaves(moved[label])))
-        return moved
+    def _sources(self, state: State) -> list[State]:
+        """Return the old states that go on in a new one, that of most elements first.
 
-    def _aligned(self, old: PyTree, new: PyTree) -> PyTree:
-        """Return the states of a chain, each with the old one that is most like it."""
-        states, treedef = jax.tree.flatten(new, is_leaf=_is_state)
-        unused = dict(enumerate(_opened(old, set(map(type, states)))))
-        types = set(map(type, unused.values()))
-        pairs = [
-            (-_likeness(before, state), i, j)
-            for i, before in unused.items()
-            for j, state in enumerate(states)
-        ]
-        merged: dict[int, PyTree] = {}
-        for likeness, i, j in sorted(pairs):
-            if not likeness or i not in unused or j in merged:
-                continue
-            is_wrapper = _inner_of(states[j]) or _parts_of(states[j])
-            if is_wrapper and type(states[j]) not in types:
-                # A new wrapper may hold several of the old states.
-                merged[j] = self._of_other_type(tuple(unused.values()), states[j])
-            else:
-                merged[j] = self.carried(unused.pop(i), states[j])
-        return treedef.unflatten([merged.get(j, x) for j, x in enumerate(states)])
-
-    def _memories(self, old: list[PyTree], new: list[PyTree]) -> list[PyTree]:
-        """Return the memories of rules; one with other shapes starts anew."""
-        if isinstance(new, list):
-            if not isinstance(old, list) or len(old) != len(new):
-                return new
-            return [self._memories(*pair) for pair in zip(old, new, strict=True)]
-        return self.carried(old, new) if self._fits(old, new) else new
-
-    def _fits(self, old: PyTree, new: PyTree) -> bool:
-        """Return whether the parts of a memory with an entry per norm have one shape.
-
-        Trees like the parameters always fit, since each leaf stands for itself.
+        There are several if labels were joined. States that have a leaf in common are
+        matched by order if their number is the same, otherwise by the states and labels
+        around them.
         """
-        if type(old) is not type(new):
-            return False
-        if isinstance(new, PerNorm):
-            (a,), (b,) = old.by_digest.values(), new.by_digest.values()
-            return isinstance(a, dict) == isinstance(b, dict) and (
-                isinstance(a, dict) or _shapes(a, 1) == _shapes(b, 1)
+        olds, news = (
+            [x for x in states if x.kind == state.kind and x.leaves & state.leaves]
+            for states in (self.before, self.after)
+        )
+        if _are_apart(olds) and _are_apart(news):
+            return sorted(olds, key=lambda old: -_size(old.leaves & state.leaves))
+        if len(olds) != len(news):
+            contexts = [Counter(x.context for x in states) for states in (olds, news)]
+            clear = {c for c in contexts[0] if contexts[0][c] == contexts[1][c] == 1}
+            if state.context in clear:
+                return [old for old in olds if old.context == state.context]
+            olds, news = (
+                [x for x in states if x.context not in clear] for states in (olds, news)
             )
-        if _is_named_tuple(new):
-            return all(map(self._fits, old, new))
-        return not is_array(new) or _shapes(old) == _shapes(new)
+        if not olds or len(olds) == len(news):
+            return olds and [olds[news.index(state)]]
+        values = [[self.old[i] for i, _ in _entries(old)] for old in olds]
+        if all(all(map(_equal, values[0], x)) for x in values) and not any(
+            owner for x in olds for _, owner in x.groups
+        ):
+            return olds[:1]
+        raise ValueError(
+            f"`state` has {len(olds)} of {state} for the same leaves, and `new_tx` has"
+            f" {len(news)}, so that it is unknown which goes on. Give each a `name=` of"
+            " its own, or a label of optax.named_chain, in `tx` and `new_tx`; then pass"
+            " jax.tree.unflatten(jax.tree.structure(tx.init(params)),"
+            " jax.tree.leaves(state)) as `state`."
+        )
 
-    def _per_norm(self, old: PerNorm, new: PerNorm) -> PerNorm:
-        """Return the entries of all norms, moved by their paths."""
-        ((before, a),), ((after, b),) = old.by_digest.items(), new.by_digest.items()
-        if before == after:
-            return PerNorm({after: self.carried(a, b)})
-        place = {name: i for i, name in enumerate(self.names.get(before, ()))}
-        pairs = [
-            (place[name], i)
-            for i, name in enumerate(self.names.get(after, ()))
-            if name in place
+    def _carry_owned(
+        self, state: State, sources: list[State], group: Any, slots: Slots
+    ) -> State | None:
+        """Move the arrays of a leaf or the memory of a norm; return where it was."""
+        what, owner = group
+        old = next((old for old in sources if group in old.groups), None)
+        if old is not None:
+            return old if self._move(old.groups[group], slots) else None
+        if what is None or owner == LOSS:
+            return None
+        overlaps = [
+            (_size(owner & other) / max(1, _size(owner | other)), i, other)
+            for i, old in enumerate(sources)
+            for w, other in old.groups
+            if w == what and other and owner & other
         ]
-        if isinstance(a, dict) and isinstance(b, dict):
-            moved = {str(j): self.carried(a[str(i)], b[str(j)]) for i, j in pairs}
-            return PerNorm({after: b | moved})
-        if not pairs or _shapes(a, 1) != _shapes(b, 1):
+        if not overlaps:
+            return None
+        overlap, i, other = max(overlaps, key=lambda x: x[0])
+        there = sources[i].groups[what, other]
+        change = (
+            f"its norm covers {len(owner - other)} more leaves than before, and"
+            f" {len(other - owner)} fewer"
+        )
+        if overlap < 0.5:
+            self._refuse(there, f"{change}, which hold most of the elements")
+        elif self._move(there, slots):
+            self.notes.append(f"the memory of {state} goes on, although {change}")
+            return sources[i]
+        return None
+
+    def _move(self, there: Slots, slots: Slots) -> bool:
+        """Move all arrays of an owner, or none; return whether."""
+        if there.keys() != slots.keys() or not all(
+            self._fits(there[role], slots[role]) for role in slots
+        ):
+            return self._refuse(there, "another shape, window or kind of number")
+        if any(entry in self.used for entry in there.values()):
+            return self._refuse(there, "another part of `new_tx` took it")
+        for role, entry in slots.items():
+            self._put(there[role], entry)
+        return True
+
+    def _carry_shared(
+        self, state: State, sources: list[State], what: Any, slots: Slots
+    ) -> bool:
+        """Move arrays without an owner, such as a count; return whether one counts."""
+        counts = False
+        for role, (index, row) in slots.items():
+            there = [old.groups.get((what, None), {}).get(role) for old in sources]
+            entries = [entry for entry in there if entry is not None]
+            if not entries:
+                continue
+            first, *others = (self.old[i] for i, _ in entries)
+            if not self._fits(entries[0], (index, row)):
+                self._refuse({role: entries[0]}, "another shape or kind of number")
+                continue
+            is_record = state.kind[0] in (ClipState, SkipState)
+            if not is_record and not all(_equal(first, x) for x in others):
+                self.notes.append(
+                    f"{role[-1]} of {state} differs between the states that it joins:"
+                    " that of most elements goes on"
+                )
+            self.used.update(entries)
+            self._put(entries[0], (index, row))
+            counts |= not _leaves.is_floating(first) and bool(np.any(_readable(first)))
+        return counts
+
+    def _note_count(self, state: State, fresh: list[Owner]) -> None:
+        """Note that a count goes on beside arrays of new leaves."""
+        note = f"the count of {state} goes on beside new arrays of {_names(fresh)}"
+        if any(role[0] == "nu" for slots in state.groups.values() for role in slots):
+            note += (
+                ", whose first updates are up to 6.6 times the learning rate (b1=0.9,"
+                " b2=0.999). Give new leaves a label of their own in optax.partition"
+            )
+        self.notes.append(note)
+
+    def _carry_history(self, sources: list[State], state: State) -> None:
+        """Move the rows of a history by the names of their columns."""
+        for old in sources[:1]:
+            here, there = (
+                [x.groups[None, None][f,][0] for f in HISTORY] for x in (state, old)
+            )
+            arrays = [self.old[i] for i in there], [self.new[i] for i in here]
+            for i, x in zip(here, carried_history(*arrays), strict=True):
+                self.new[i] = _placed(x, arrays[0][0])
+
+    def _fits(self, old: Entry, new: Entry) -> bool:
+        arrays = self.old[old[0]], self.new[new[0]]
+        shapes = [
+            jnp.shape(x)[row is not None :]
+            for x, (_, row) in zip(arrays, (old, new), strict=True)
+        ]
+        kinds = [*map(_leaves.is_floating, arrays)]
+        return shapes[0] == shapes[1] and kinds[0] == kinds[1]
+
+    def _put(self, old: Entry, new: Entry) -> None:
+        self.used.add(old)
+        self.moves.setdefault(new[0], {})[new[1]] = old
+
+    def _refuse(self, there: Slots, reason: str) -> bool:
+        self.reasons.update(dict.fromkeys(there.values(), reason))
+        return False
+
+    def _array(self, index: int, new: Any, kinds: list[str]) -> Any:
+        """Return an array of the new state with the entries that moved to it."""
+        moves = self.moves.get(index)
+        if moves is None:
+            is_apart = isinstance(new, jax.Array) and len(kinds) == 1
+            if is_apart and new.sharding.memory_kind not in kinds:
+                return jax.device_put(new, new.sharding.with_memory_kind(*kinds))
             return new
-        here, there = (jnp.array(x) for x in zip(*pairs, strict=True))
+        at = next(iter(moves.values()))[0]
+        old = self.old[at]
+        is_whole = all(entry == (at, row) for row, entry in moves.items())
+        is_whole = is_whole and len(moves) == self.entries[index]
+        if not is_whole or jnp.shape(old) != jnp.shape(new) or old.dtype != new.dtype:
+            rows = np.array(new)
+            for row, (i, old_row) in moves.items():
+                place, old_place = (... if r is None else r for r in (row, old_row))
+                rows[place] = np.asarray(self.old[i])[old_place]
+            return _placed(rows, old)
+        if at in self.returned and isinstance(old, jax.Array):
+            # A donation must not delete an array twice.
+            return jax.device_put(old, old.sharding, may_alias=False)
+        self.returned.add(at)
+        return old
 
-        def moved_to(x: jax.Array, y: jax.Array) -> jax.Array:
-            return y.at[there].set(jnp.asarray(x)[here].astype(y.dtype))
+    def lines(self) -> list[str]:
+        """Return what the new state lacks of the old one, and why."""
+        lines: dict[tuple[str, str], list[Owner]] = {}
+        for state in self.before:
+            for (what, owner), slots in state.groups.items():
+                lost = {
+                    r: e for r, e in slots.items() if self._is_lost(what, owner, r, e)
+                }
+                if not lost:
+                    continue
+                fields = dict.fromkeys(role[0] for role in lost)
+                name = (
+                    f"memory of {state}" if what else f"{', '.join(fields)} of {state}"
+                )
+                reason = self.reasons.get(next(iter(lost.values())))
+                reason = reason or self._reason(state, what, owner)
+                lines.setdefault((name, reason), []).append(owner or LOSS)
+        texts = [
+            f"{name}{_names(owners, ' for ')}: {reason}"
+            for (name, reason), owners in lines.items()
+        ]
+        return [*texts, *dict.fromkeys(self.notes)]
 
-        return PerNorm({after: jax.tree.map(moved_to, a, b)})
+    def _is_lost(self, what: Any, owner: Owner | None, role: Any, entry: Entry) -> bool:
+        """Return whether an entry of a kept leaf, or of a memory, did not move."""
+        is_record = any(word in role[0] for word in ("_record", "history_"))
+        if entry in self.used or is_record:
+            return False
+        x = self.old[entry[0]]
+        if owner is None and entry not in self.reasons:
+            return False  # A count that the new optimizer does not have.
+        if owner and self.kept.isdisjoint(path for path, _ in owner):
+            return False
+        return bool(np.any(_readable(x)[... if entry[1] is None else entry[1]]))
+
+    def _reason(self, state: State, what: Any, owner: Owner | None) -> str:
+        """Return why nothing took the arrays of an owner."""
+        alike = [x for x in self.after if x.kind[:2] == state.kind[:2]]
+        if not alike:
+            return "`new_tx` has no such state"
+        if owner and owner != LOSS and owner.isdisjoint(self.leaves[1]):
+            return "the leaf has another shape"
+        if not what and owner and len(owner) > 1:
+            return "it is one array for all leaves, which changed"
+        if what:
+            return "`new_tx` has no memory of the same name, norm, scope and rule"
+        return "its label has no such state in `new_tx`"
 
 
-def _by_path(old: PyTree, new: PyTree) -> PyTree:
-    """Return a tree with the old array of each path, in trees of any type."""
-    by_path = {jax.tree_util.keystr(p): x for p, x in jax.tree.leaves_with_path(old)}
-    return jax.tree.map_with_path(
-        lambda p, x: _array(by_path.get(jax.tree_util.keystr(p)), x), new
+def _are_apart(states: list[State]) -> bool:
+    """Return whether no two states have a leaf in common."""
+    return sum(len(x.leaves) for x in states) == len(
+        frozenset().union(*(x.leaves for x in states))
     )
 
 
-def _array(old: Any, new: Any) -> Any:
-    """Return the old array if it can replace the new one."""
-    if not is_array(old) or jnp.shape(old) != jnp.shape(new):
-        return new
-    kinds = [jnp.issubdtype(x.dtype, jnp.inexact) for x in (old, new)]
-    if kinds[0] != kinds[1]:
-        return new
-    return old if old.dtype == new.dtype else jnp.asarray(old).astype(new.dtype)
+def _entries(state: State) -> list[Entry]:
+    return [entry for slots in state.groups.values() for entry in slots.values()]
 
 
-def is_array(x: Any) -> bool:
-    return hasattr(x, "dtype") and hasattr(x, "shape")
+def _size(leaves: Owner) -> int:
+    return sum(math.prod(shape) for _, shape in leaves)
 
 
-def _number_of_arrays(tree: PyTree) -> int:
-    return len(jax.tree.leaves(tree))
+def _names(owners: list[Owner], before: str = "") -> str:
+    """Return the paths of the first leaves, and the number of others."""
+    paths = ["/".join(path) for owner in owners for path, _ in sorted(owner - LOSS)]
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return before + ", ".join(paths[:3]) + more if paths else ""
 
 
-def _shapes(tree: PyTree, skipped: int = 0) -> list[tuple[int, ...]]:
-    return [jnp.shape(x)[skipped:] for x in jax.tree.leaves(tree)]
+def _readable(x: Any) -> Any:
+    """Return an array in NumPy; ones for a key, or for an array of other processes."""
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    is_here = getattr(x, "is_fully_addressable", True) or x.is_fully_replicated
+    return np.asarray(x) if is_here and not is_key else np.ones(jnp.shape(x))
 
 
-def _is_named_tuple(x: Any) -> bool:
-    return isinstance(x, tuple) and hasattr(x, "_fields")
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or np.array_equal(_readable(a), _readable(b))
 
 
-def _inner_of(state: PyTree) -> str | None:
-    """Return the field of a wrapper's state with the state of what it wraps."""
-    fields = state._fields if _is_named_tuple(state) else ()
-    return next((f for f in fields if _holds_inner(f)), None)
-
-
-def _holds_inner(field: str) -> bool:
-    return ("inner" in field and field != "inner_states") or field == "feedback_clip"
-
-
-def _parts_of(state: PyTree) -> dict[Any, PyTree] | None:
-    """Return the states by label of `optax.partition`, or None."""
-    return getattr(state, "inner_states", None) if _is_named_tuple(state) else None
-
-
-def _is_chain(x: Any) -> bool:
-    return isinstance(x, tuple) and not _is_named_tuple(x)
-
-
-def _is_state(x: Any) -> bool:
-    return not _is_chain(x)
-
-
-def _opened(old: PyTree, kept: set[type]) -> list[PyTree]:
-    """Return the states in chains, and in wrappers of other types than `kept`."""
-    opened = []
-    for state in jax.tree.leaves(old, is_leaf=_is_state):
-        field = _inner_of(state)
-        if field and type(state) not in kept:
-            opened += _opened(getattr(state, field), kept)
-        else:
-            opened.append(state)
-    return opened
-
-
-def _likeness(old: PyTree, new: PyTree) -> int:
-    """Return the number of types and names that two states have in common."""
-    (types, names), (new_types, new_names) = _kinds(old), _kinds(new)
-    if names and new_names and not names & new_names:
-        return 0
-    return len(types & new_types) + len(names & new_names)
-
-
-def _kinds(state: PyTree) -> tuple[set[type], set[str]]:
-    """Return the types of the states in a state, and the names of transformations."""
-    types, names, waiting = set(), set(), [state]
-    while waiting:
-        part = waiting.pop()
-        if _is_named_tuple(part):
-            types.add(type(part))
-        if isinstance(part, ClipState):
-            names.update(part.clip_record)
-        elif isinstance(part, (tuple, list)):
-            waiting.extend(part)
-        elif isinstance(part, dict):
-            waiting.extend(part.values())
-    return types, names
+def _placed(x: Any, like: Any) -> Any:
+    """Return an array in the memory and on the devices of another one."""
+    if isinstance(x, jax.Array) or not isinstance(like, jax.Array):
+        return jnp.asarray(x)
+    is_alike = np.shape(x) == like.shape or like.sharding.is_fully_replicated
+    return jax.device_put(x, like.sharding) if is_alike else jnp.asarray(x)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 
-from .._arrays import _packed_state, _validate
+from .._arrays import _validate
 from .._arrays._types import PyTree
-from ._carrier import Carrier, is_array
+from ._addresses import addressed, leaves_of
+from ._carrier import Carrier
 from ._checks import transformation
 
 
@@ -21,23 +25,25 @@ def carry_over(
 ) -> PyTree:
     """Move a state to a changed set of leaves, or to a changed optimizer.
 
-    Learned memories, records, histories, moments and counts move by the path of their
-    leaf. What is new, or has another shape, starts as in `new_tx.init(new_params)`, and
-    what is gone is dropped. Use it when an adapter or a head is added, when a block is
-    unfrozen, or to switch on `skip`, `with_history` or a learned threshold from an old
-    checkpoint, and off again.
+    Each array moves to the place with the same address: the same leaf, by its path, and
+    the same role in the same state, such as `mu` of Adam. Chains, wrappers and labels
+    above do not matter. The rest starts as in `new_tx.init(new_params)`, and one
+    warning names what was lost, with the reason. Use it when an adapter or a head is
+    added, when a block is unfrozen, or to switch on `skip`, `with_history` or a learned
+    threshold from an old checkpoint, and off again.
 
     Example:
       Add a head to a model that clips each leaf by its own history:
 
-      >>> import jax.numpy as jnp, optax, optclip
+      >>> import warnings, jax.numpy as jnp, optax, optclip
       >>> clip = optclip.clip_by_norm(optclip.thresholds.quantile(0.5), record="leaves")
       >>> tx = optax.chain(clip, optax.adam(1e-3))
       >>> params = {"body": jnp.ones(2)}
       >>> _, state = tx.update({"body": jnp.array([3.0, 4.0])}, tx.init(params), params)
       >>> grown = {"body": jnp.ones(2), "head": jnp.ones(3)}
       >>> skipping = optclip.skip(tx, max_norm=100.0)
-      >>> state = optclip.carry_over(tx, params, state, skipping, grown)
+      >>> with warnings.catch_warnings(action="ignore"):  # Adam's count goes on.
+      ...     state = optclip.carry_over(tx, params, state, skipping, grown)
       >>> grads = {"body": jnp.array([30.0, 40.0]), "head": jnp.ones(3)}
       >>> _, state = skipping.update(grads, state, grown)
       >>> print(optclip.metrics(state)["clip/threshold/body"])  # Median of 5 and 50.
@@ -52,37 +58,61 @@ def carry_over(
 
     Returns:
       A state for `new_tx`. Arrays that do not change are those of `state`, so a
-      donation deletes both. Call it outside of `jax.jit`.
+      donation deletes both. All arrays have the memory space and sharding of the old
+      ones. Call it outside of `jax.jit`.
 
     Raises:
-      ValueError: `state` has another structure or other shapes than `tx.init(params)`.
+      ValueError: `state` has another structure or other shapes than `tx.init(params)`,
+        two leaves have the same path, or several states of one type and name, such as
+        two transformations `clip`, become more or fewer: give each a `name`.
+
+    Warns:
+      UserWarning: A moment of a leaf in `new_params` or a learned memory starts anew,
+        or a count goes on beside moments that do.
 
     Edge cases:
-      - Transformations of a chain are matched by type and name, then by order.
-      - The memory of one rule moves as a whole: with another window it starts anew.
+      - Paths are compared by the texts of their keys, so `[x]`, `(x,)` and `{"0": x}`
+        have the same leaf. A leaf of another shape is another leaf.
+      - A count moves with the moments that it counts. Beside a new leaf it goes on:
+        Adam's first updates there are up to 6.6 times the learning rate. A label of its
+        own in `optax.partition` starts at 0.
+      - The memory of a rule moves if the quantity, the scope and the kind of rule are
+        the same. If its norm covers other leaves, it moves, with a warning, where the
+        common leaves have at least half of all elements.
+      - States of one type and name are matched by order, or by their labels.
       - History of other quantities: those that are new read 0 in the old steps. With
         another `steps=`, the newest rows are kept.
-      - Adam's moments of a new leaf start at 0, while the count goes on, so its first
-        updates are smaller.
+      - `optax.flatten`: its moments start anew, with a warning, if a leaf changes.
     """
     old_init, new_init = (
         transformation(name, x).init for name, x in (("tx", tx), ("new_tx", new_tx))
     )
     for name, tree in (("params", params), ("new_params", new_params)):
         for x in jax.tree.leaves(tree):
-            if not (is_array(x) or _validate.is_number(x)):
+            if not (hasattr(x, "dtype") or _validate.is_number(x)):
                 raise TypeError(_validate.must_be(name, "a tree of arrays", x))
-    with _packed_state.noting_names() as names:
-        expected = jax.eval_shape(lambda: old_init(_zeros(params)))
-        fresh = new_init(new_params)
-    _check_structure(state, expected)
-    return Carrier(names).carried(state, fresh)
+    leaves = [leaves_of(params), leaves_of(new_params)]
+    olds = []
+
+    def run() -> PyTree:
+        expected, states = addressed(old_init, jax.tree.map(_zeros, params), leaves[0])
+        olds.extend(states)
+        return expected
+
+    _check_structure(state, jax.eval_shape(run))
+    fresh, news = addressed(new_init, new_params, leaves[1])
+    arrays, treedef = jax.tree.flatten(fresh)
+    of_leaves = [[*x.values()] for x in leaves]
+    carrier = Carrier(olds, jax.tree.leaves(state), news, arrays, of_leaves)
+    carried = jax.tree.unflatten(treedef, carrier.carried())
+    if lines := carrier.lines():
+        text = "\n- ".join(["carry_over could not keep all of `state`:", *lines])
+        warnings.warn(text, UserWarning, stacklevel=2)
+    return carried
 
 
-def _zeros(params: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype) if is_array(x) else x, params
-    )
+def _zeros(x: Any) -> Any:
+    return jnp.zeros(x.shape, x.dtype) if hasattr(x, "dtype") else x
 
 
 def _check_structure(state: PyTree, expected: PyTree) -> None:

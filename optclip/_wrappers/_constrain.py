@@ -80,13 +80,13 @@ def constrain(
     second = transformation("clip", clip)
 
     def init_fn(params: PyTree) -> ConstrainState:
-        with noting_engines() as engines:
+        with noting_engines() as noted:
             clip_state = second.init(_widened(params))
-        for engine in engines:
-            _check_engine(engine)
+        for each in noted:
+            _check_engine(each.engine)
         _check_wrappers(clip_state)
         inner_state = first.init(params)
-        if isinstance(inner_state, ClipState) and not engines:
+        if isinstance(inner_state, ClipState) and not noted:
             _check_order(clip_state)
         return ConstrainState(inner_state, clip_state)
 
