@@ -77,11 +77,6 @@ def flatten(tree: PyTree) -> Flat:
     return Flat(tree, paths, leaves, treedef)
 
 
-def texts_of(path: KeyPath) -> tuple[str, ...]:
-    """Return the text of each key of a path."""
-    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-
-
 def path_str(path: KeyPath) -> str:
     """Return the path of a leaf as users type it, ``encoder/0/kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
@@ -94,10 +89,15 @@ def named(path: KeyPath, article: str = "the") -> str:
 
 def names_of(paths: list[KeyPath]) -> list[str]:
     """Return the paths as strings, without the keys that only unwrap one array."""
-    return [path_str(path) for path in unboxed(paths)]
+    return [path_str(path) for path in _unboxed(paths)]
 
 
-def unboxed(paths: list[KeyPath]) -> list[KeyPath]:
+def keys_of(paths: list[KeyPath]) -> list[tuple[str, ...]]:
+    """Return the texts of the keys of each path, without those that only unwrap one."""
+    return [tuple(path_str((key,)) for key in path) for path in _unboxed(paths)]
+
+
+def _unboxed(paths: list[KeyPath]) -> list[KeyPath]:
     """Return the paths without the keys that only unwrap one array.
 
     Flax's optimizer has boxed parameters at `init` and bare ones at `update`, and both

@@ -95,7 +95,7 @@ def leaves_of(params: PyTree) -> dict[tuple[Any, ...], Leaf]:
     if isinstance(params, optax.LookaheadParams):
         params = params.fast  # The parameters of the optimizer inside.
     trails = [*_trails(params)]
-    texts = _texts_of([trail for trail, _ in trails])
+    texts = _leaves.keys_of([tuple(k for _, k in trail) for trail, _ in trails])
     if twice := {"/".join(path) for path, n in Counter(texts).items() if n > 1}:
         raise ValueError(
             f"Two leaves have the path {min(twice)!r}, as in {{0: x, '0': y}}, so that"
@@ -156,11 +156,6 @@ def _trails(tree: PyTree) -> Iterator[tuple[Trail, Any]]:
         waiting += [([*trail, (x, path[0])], y) for path, y in reversed(children)]
 
 
-def _texts_of(trails: list[Trail]) -> list[tuple[str, ...]]:
-    paths = [tuple(key for _, key in trail) for trail in trails]
-    return [*map(_leaves.texts_of, _leaves.unboxed(paths))]
-
-
 def _typed(trail: Trail) -> tuple[Any, ...]:
     return tuple((type(node), key) for node, key in trail)
 
@@ -196,7 +191,7 @@ def _is_state(node: Any) -> bool:
 
 
 def _text(key: Any) -> str:
-    return "".join(_leaves.texts_of((key,)))
+    return _leaves.path_str((key,))
 
 
 def _state(above: Trail, node: Any, norms: _Norms | None) -> State:
@@ -253,8 +248,7 @@ def _norms_of(noted: Noted) -> _Norms:
     engine, params, _ = noted
     layout = layout_of(dataclasses.replace(engine.clip, axis_name=()), params)
     paths = layout.flat.paths
-    bare = map(_leaves.texts_of, _leaves.unboxed(paths))
-    texts = dict(zip(paths, bare, strict=True))
+    texts = dict(zip(paths, _leaves.keys_of(paths), strict=True))
     owners = [
         frozenset((texts[x.path], jnp.shape(x.value)) for x in block.leaves)
         for block in layout.blocks

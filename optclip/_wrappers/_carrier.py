@@ -51,14 +51,17 @@ class Carrier:
         self.reasons: dict[Entry, str] = {}
         self.notes: list[str] = []
         self.returned = set[int]()
+        arrays = [x for x in old if isinstance(x, jax.Array)]
+        self.shardings = [
+            [x.sharding for x in arrays if bool(x.ndim) == has_axes]
+            for has_axes in (False, True)
+        ]
 
     def carried(self) -> list[Any]:
         """Return the arrays of the new state with the numbers of the old one."""
         for state in self.after:
             self._carry(state)
-        arrays = [x for x in self.old if isinstance(x, jax.Array)]
-        kinds = [*{x.sharding.memory_kind or "" for x in arrays}]
-        return [self._array(i, x, kinds) for i, x in enumerate(self.new)]
+        return [self._array(i, x) for i, x in enumerate(self.new)]
 
     def _carry(self, state: State) -> None:
         sources = self._sources(state)
@@ -166,23 +169,21 @@ class Carrier:
     ) -> bool:
         """Move arrays without an owner, such as a count; return whether one counts."""
         counts = False
-        for role, (index, row) in slots.items():
-            there = [old.groups.get((what, None), {}).get(role) for old in sources]
-            entries = [entry for entry in there if entry is not None]
-            if not entries:
+        for role, entry in slots.items():
+            here = [old.groups.get((what, None), {}).get(role) for old in sources]
+            there = [old for old in here if old is not None]
+            if not there:
                 continue
-            first, *others = (self.old[i] for i, _ in entries)
-            if not self._fits(entries[0], (index, row)):
-                self._refuse({role: entries[0]}, "another shape or kind of number")
+            if not self._fits(there[0], entry):
+                self._refuse({role: there[0]}, "another shape or kind of number")
                 continue
+            first, *others = (self.old[i] for i, _ in there)
             is_record = state.kind[0] in (ClipState, SkipState)
             if not is_record and not all(_equal(first, x) for x in others):
-                self.notes.append(
-                    f"{role[-1]} of {state} differs between the states that it joins:"
-                    " that of most elements goes on"
-                )
-            self.used.update(entries)
-            self._put(entries[0], (index, row))
+                note = f"{role[-1]} of {state} is that of most elements: it differs"
+                self.notes.append(f"{note} between the states that are joined")
+            self.used.update(there)
+            self._put(there[0], entry)
             counts |= not _leaves.is_floating(first) and bool(np.any(_readable(first)))
         return counts
 
@@ -223,14 +224,11 @@ class Carrier:
         self.reasons.update(dict.fromkeys(there.values(), reason))
         return False
 
-    def _array(self, index: int, new: Any, kinds: list[str]) -> Any:
+    def _array(self, index: int, new: Any) -> Any:
         """Return an array of the new state with the entries that moved to it."""
         moves = self.moves.get(index)
         if moves is None:
-            is_apart = isinstance(new, jax.Array) and len(kinds) == 1
-            if is_apart and new.sharding.memory_kind not in kinds:
-                return jax.device_put(new, new.sharding.with_memory_kind(*kinds))
-            return new
+            return self._beside(new)
         at = next(iter(moves.values()))[0]
         old = self.old[at]
         is_whole = all(entry == (at, row) for row, entry in moves.items())
@@ -246,6 +244,19 @@ class Carrier:
             return jax.device_put(old, old.sharding, may_alias=False)
         self.returned.add(at)
         return old
+
+    def _beside(self, new: Any) -> Any:
+        """Return a new array in the memory space of the old ones.
+
+        Moments may be in host memory and counts on the device.
+        """
+        like = self.shardings[bool(jnp.ndim(new))]
+        kinds = [*{sharding.memory_kind for sharding in like}]
+        if len(kinds) != 1 or new.sharding.memory_kind in kinds:
+            return new
+        is_whole = new.sharding.is_fully_replicated and like[0].is_fully_replicated
+        sharding = like[0] if is_whole else new.sharding
+        return jax.device_put(new, sharding.with_memory_kind(kinds[0] or ""))
 
     def lines(self) -> list[str]:
         """Return what the new state lacks of the old one, and why."""
