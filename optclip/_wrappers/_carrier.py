@@ -233,7 +233,8 @@ class Carrier:
         old = self.old[at]
         is_whole = all(entry == (at, row) for row, entry in moves.items())
         is_whole = is_whole and len(moves) == self.entries[index]
-        if not is_whole or jnp.shape(old) != jnp.shape(new) or old.dtype != new.dtype:
+        types = [(jnp.shape(x), jnp.result_type(x)) for x in (old, new)]
+        if not is_whole or types[0] != types[1]:
             rows = np.array(new)
             for row, (i, old_row) in moves.items():
                 place, old_place = (... if r is None else r for r in (row, old_row))
@@ -252,7 +253,8 @@ class Carrier:
         """
         like = self.shardings[bool(jnp.ndim(new))]
         kinds = [*{sharding.memory_kind for sharding in like}]
-        if len(kinds) != 1 or new.sharding.memory_kind in kinds:
+        is_ours = isinstance(new, jax.Array) and len(kinds) == 1
+        if not is_ours or new.sharding.memory_kind in kinds:
             return new
         is_whole = new.sharding.is_fully_replicated and like[0].is_fully_replicated
         sharding = like[0] if is_whole else new.sharding
@@ -331,8 +333,9 @@ def _names(owners: list[Owner], before: str = "") -> str:
 
 def _readable(x: Any) -> Any:
     """Return an array in NumPy; ones for a key, or for an array of other processes."""
-    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    is_here = getattr(x, "is_fully_addressable", True) or x.is_fully_replicated
+    is_array = isinstance(x, jax.Array)
+    is_key = is_array and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    is_here = not is_array or x.is_fully_addressable or x.is_fully_replicated
     return np.asarray(x) if is_here and not is_key else np.ones(jnp.shape(x))
 
 
