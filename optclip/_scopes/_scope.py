@@ -20,6 +20,9 @@ from .._norms import Block
 class Scope(abc.ABC):
     """Choose which elements share a norm. Subclass it as a frozen dataclass.
 
+    States of rules that learn contain the name of the class and its numeric fields, so
+    that a state of another scope is rejected.
+
     Attributes:
       itemized: Whether the record has one entry per block, as for the tree and groups,
         instead of the largest norm.

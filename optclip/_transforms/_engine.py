@@ -34,7 +34,7 @@ from .._clip import (
     decide,
     layout_of,
 )
-from .._norms import L2, Measured, accumulator, flush_small, of_order
+from .._norms import L2, Measured, Measurement, accumulator, flush_small, of_order
 from .._responses import is_same_always
 from .._scopes import LEAF, TREE, EachElement, Scope, Tree
 from .._thresholds import is_rule
@@ -107,6 +107,12 @@ class Engine:
         """The key of the record in the state."""
         return _packed_state.as_key(self.name)
 
+    @functools.cached_property
+    def measured(self) -> str:
+        """The norm and the scope, as the key of a memory: `"Norm 2 0 of EachLeaf"`."""
+        both = map(_in_words, (self.clip.norm, self.clip.scope))
+        return _packed_state.as_key(" of ".join(both))
+
     @property
     def no_state(self) -> ClipState:
         """The state for an update that needs and records none."""
@@ -150,8 +156,8 @@ class Engine:
         )
         if self.has_leaf_norms:
             record = record._replace(clip_leaf_norm=self._blank_leaf_norms(params))
-        step = jnp.zeros((), jnp.int32)
-        state = ClipState(step, memory, {self.key: record} if self.record else {})
+        step, records = jnp.zeros((), jnp.int32), {self.key: record}
+        state = ClipState(step, self._named(memory), records if self.record else {})
         if (noted := _NOTED.get()) is not None:
             noted.append(Noted(self, params, state))
         return state
@@ -190,13 +196,13 @@ class Engine:
         """
         layout = layout_of(self.clip, updates)
         names = [self.name] if self.record else []
-        _record.check_state(state, names, self.num_memories)
+        memory = _record.memory_in(state, names, self.measured, self.num_memories)
         # Neither a memory nor a common decision may differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
             check_axes_known(layout)
         count = as_count(state.clip_step)
         clip = self.clip.at(count)
-        rule_memory, norm_memory = self._split(state.clip_memory, layout)
+        rule_memory, norm_memory = self._split(memory, layout)
         leaf_norms = None
         if self.use_norm is not None:
             norm = _passed_norm(extra, self.use_norm, layout)
@@ -213,6 +219,11 @@ class Engine:
         if self.record:
             decision = clip.action.sampled(decision, itemized=self.is_itemized)
         return decision._replace(leaf_norms=leaf_norms)
+
+    def _named(self, memory: list[PyTree]) -> PyTree:
+        """Return a memory under the key of its norm, unless nothing is learned."""
+        is_learned = self.clip.norm.remembers or self.rules.learn
+        return {self.measured: memory} if is_learned else memory
 
     def _split(
         self, memory: list[PyTree], layout: Layout
@@ -256,9 +267,21 @@ class Engine:
             memory.append(_packed_state.by_position(decision.layout.treedef, vectors))
         count = counted(state.clip_step)
         if new is None:
-            return ClipState(count, memory, {})
+            return ClipState(count, self._named(memory), {})
         record = _record.advanced(state.clip_record[self.key], new)
-        return ClipState(count, memory, {self.key: record})
+        return ClipState(count, self._named(memory), {self.key: record})
+
+
+def _in_words(part: Scope | Measurement) -> str:
+    """Return the class of a scope or norm, with its numbers, and words of a norm.
+
+    The words of a scope may be paths, which rules over parameter names match.
+    """
+    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+    values = jax.tree.leaves([getattr(part, field.name) for field in fields])
+    numbers = [f"{x:g}" for x in values if isinstance(x, (int, float))]
+    words = [x for x in values if isinstance(x, str) and isinstance(part, Measurement)]
+    return " ".join([type(part).__name__, *words, *numbers])
 
 
 def _shapes(

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -292,8 +292,10 @@ def shape_of(block: Block, norm: jax.Array) -> tuple[int, ...]:
     return (norm.shape[0] * _axis_names.axes_size(axes),)
 
 
-def check_state(state: Any, names: list[str], num_memories: int) -> None:
-    """Raise unless `init` of such a transformation made this state."""
+def memory_in(
+    state: Any, names: list[str], measured: str, num_memories: int
+) -> list[PyTree]:
+    """Return the memories; raise unless `init` of such a transformation made them."""
     if not isinstance(state, ClipState):
         raise TypeError(_validate.must_be("state", "a ClipState", state, ORDER))
     recorded = sorted(map(_packed_state.as_name, state.clip_record))
@@ -303,11 +305,21 @@ def check_state(state: Any, names: list[str], num_memories: int) -> None:
             " none. Pass the record= and name= that made the state, or create a new"
             " state with init."
         )
-    if num_memories != len(state.clip_memory):
+    memory = state.clip_memory
+    if isinstance(memory, Mapping):
+        ((learned, memory),) = memory.items()
+        if learned != measured:
+            raise ValueError(
+                f"`state` must have been learned from the norms {measured!r}, got"
+                f" {learned!r}, whose sizes differ. {_ADVICE} After a change of norm="
+                " or over=, move it with optclip.carry_over."
+            )
+    if num_memories != len(memory):
         raise ValueError(
             "`state` belongs to another transformation (rule memories:"
-            f" {len(state.clip_memory)}, expected {num_memories}). {_ADVICE}"
+            f" {len(memory)}, expected {num_memories}). {_ADVICE}"
         )
+    return memory
 
 
 def _check_same_norms(old: ClipRecord, new: ClipRecord) -> None:

@@ -57,6 +57,14 @@ class Rules:
         """Whether no threshold depends on the step count or on a memory."""
         return all(getattr(rule, "is_stateless", False) for rule in self._rules)
 
+    @property
+    def learn(self) -> bool:
+        """Whether a rule may have a memory."""
+        return not all(
+            getattr(rule, "is_stateless", False) or is_fixed(rule)
+            for rule in self._rules
+        )
+
     @functools.cached_property
     def _rules(self) -> list[Rule]:
         # Stored, since each update reads it.

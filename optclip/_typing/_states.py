@@ -95,10 +95,11 @@ class ClipState(NamedTuple):
 
     Attributes:
       clip_step: int32, the number of updates so far.
-      clip_memory: The memory of the threshold's rules; empty for numbers and schedules.
-        Over leaves or groups it has one array per quantity, `(norms,)` or
+      clip_memory: The memory of the threshold's rules, under the norm and scope that
+        they learned, such as `"Norm 2 0 of EachLeaf"`; without arrays for numbers and
+        schedules. Over leaves or groups it has one array per quantity, `(norms,)` or
         `(norms, window)`, under a key with a digest of the norms' paths; over slices
-        one array per leaf, by position; over elements trees like the parameters,
+        one array per leaf, by position; over elements also trees like the parameters,
         sharded like them.
       clip_record: A dict from the name of the transformation to its `ClipRecord`; empty
         with `record=False`.

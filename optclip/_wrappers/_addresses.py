@@ -171,8 +171,8 @@ def _split(
     if any(field.endswith("_record") for field in fields):
         return trail, None  # Its entries have the paths of leaves.
     if "clip_memory" in fields:
-        # The memories are in lists, and parameters may be in lists too.
-        least = states[fields.index("clip_memory")] + 3
+        # The memories are in a dict of lists, and parameters may be in these too.
+        least = states[fields.index("clip_memory")] + 4
     starts = (i for i in range(least, len(trail)) if typed[i:] in leaves)
     i = next(starts, None)
     return (trail, None) if i is None else (trail[:i], leaves[typed[i:]])
@@ -223,6 +223,8 @@ def _slots(
     elif field != "clip_memory" or norms is None:
         yield None, tuple(role), owner, None
     else:
+        inside = [inside[0], *inside[2:]]  # Without the name of the norm.
+        del role[1]
         at = tuple(int(key.idx) for node, key in inside[1:3] if isinstance(node, list))
         what, below, is_alone = norms.memories[at]
         role[1 : 1 + len(at)] = []
@@ -253,7 +255,6 @@ def _norms_of(noted: Noted) -> _Norms:
         frozenset((texts[x.path], jnp.shape(x.value)) for x in block.leaves)
         for block in layout.blocks
     ]
-    kind = _text_of(engine.clip.norm), _text_of(engine.clip.scope)
     memories: dict[tuple[int, ...], tuple[Hashable, list[Owner], bool]] = {}
     for i, (name, rules) in enumerate(engine.rules.by_argument.items()):
         shapes = [()] * len(owners)
@@ -263,17 +264,10 @@ def _norms_of(noted: Noted) -> _Norms:
         for j, part in enumerate(parts):
             below = [owners[k] for k in part.indices]
             is_alone = jax.tree_util.treedef_is_leaf(part.treedef)
-            memories[i, j] = (*kind, i, _rule_text(part.rule)), below, is_alone
-    memories[(len(engine.rules.by_argument),)] = kind, owners, False
+            what = engine.measured, i, _rule_text(part.rule)
+            memories[i, j] = what, below, is_alone
+    memories[(len(engine.rules.by_argument),)] = engine.measured, owners, False
     return _Norms(engine.name, frozenset().union(*owners), memories)
-
-
-def _text_of(x: Any) -> str:
-    """Return the class of a norm or scope, with the numbers and words in it."""
-    fields = dataclasses.fields(x) if dataclasses.is_dataclass(x) else ()
-    values = [getattr(x, field.name) for field in fields]
-    words = [repr(v) for v in values if isinstance(v, (bool, int, float, str, tuple))]
-    return f"{type(x).__qualname__}({', '.join(words)})"
 
 
 def _rule_text(rule: Rule) -> str:

@@ -35,8 +35,9 @@ def started(tx, params, vector):
     """Return a state with this vector as that of the previous step."""
     state = tx.init(params)
     unit = np.float32(vector / np.linalg.norm(vector))
-    memory = jax.tree.map(lambda _: jnp.asarray(unit), state.clip_memory[-1])
-    return state._replace(clip_memory=[*state.clip_memory[:-1], memory])
+    ((key, (*rules, memory)),) = state.clip_memory.items()
+    memory = jax.tree.map(lambda _: jnp.asarray(unit), memory)
+    return state._replace(clip_memory={key: [*rules, memory]})
 
 
 def spectral_norm(x):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import optclip
 from tests.support import compiler
 
 # All 8-bit formats with a zero and a sign.
@@ -93,6 +94,12 @@ def mixed_gradients(seed: int = 0) -> chex.ArrayTree:
     tree["dense"]["kernel"] = tree["dense"]["kernel"].astype(jnp.bfloat16)
     tree["out"][0] = tree["out"][0].astype(jnp.float16)
     return tree
+
+
+def memories(state: optclip.typing.ClipState) -> list[Any]:
+    """Return the memory of each argument's rules, and of the norm after them."""
+    (memory,) = state.clip_memory.values()
+    return memory
 
 
 def as_float64(tree: chex.ArrayTree) -> chex.ArrayTree:

@@ -10,7 +10,7 @@ import pytest
 
 import optclip
 from optclip import _thresholds, thresholds
-from tests.support import covering
+from tests.support import covering, helpers
 from tests.support.steps import over_steps
 
 T = thresholds
@@ -107,7 +107,7 @@ def test_shared_memory_of_user_rule_changes_if_any_norm_teaches():
     steps["b"][1:3] = [[np.nan], [np.inf]]
     tx = optclip.clip_by_norm(MeanAndSteps())
     _, states = over_steps(tx, steps)
-    ((memory,),) = states.clip_memory
+    ((memory,),) = helpers.memories(states)
     means, taught = (jax.tree.leaves(memory[key])[0] for key in ("mean", "steps"))
     np.testing.assert_array_equal(means[-1], [3.0, 4.0])
     np.testing.assert_array_equal(taught, [1, 1, 2, 3])

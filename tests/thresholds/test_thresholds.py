@@ -142,7 +142,7 @@ def test_rule_in_warm_up_zeroes_finite_gradient_of_infinite_norm():
     updates, metrics, state = history(tx, np.full((1, 4), 3e38, np.float32))
     np.testing.assert_array_equal(updates, np.zeros((1, 4)))
     assert metrics["clip/nonfinite"] == 1
-    assert not np.any(state.clip_memory[0][0].mean)
+    assert not np.any(helpers.memories(state)[0][0].mean)
 
 
 @pytest.mark.parametrize("over", ["tree", "leaf"])

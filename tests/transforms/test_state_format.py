@@ -109,6 +109,50 @@ def test_state_survives_keys_joined_by_slashes():
         tx.update({"embed": PARAMS["embed"]}, state)
 
 
+RULE = thresholds.quantile(0.5, 8)
+OTHERS = {
+    "rms": optclip.clip_by_rms(RULE),
+    "average": optclip.clip_by_average_norm(RULE),
+    "l1": optclip.clip_by_norm(RULE, ord=1),
+    "max": optclip.clip_by_norm(RULE, ord=float("inf")),
+    "tree": optclip.clip_by_global_norm(RULE),
+    "matrix": optclip.clip_by(RULE, over=optclip.matrices()),
+    "skip": optclip.skip(optax.identity(), max_norm=RULE, norm="rms", over="leaf"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_state_of_another_norm_raises_and_carry_over_starts_its_memory(name):
+    tx, other = optclip.clip_by_norm(RULE), OTHERS[name]
+    if name == "skip":
+        tx = optclip.skip(optax.identity(), max_norm=RULE, over="leaf")
+    state = jax.tree.map(lambda x: jnp.full_like(x, 9), tx.init(PARAMS))
+    fresh = other.init(PARAMS)
+    assert jax.tree.structure(state) != jax.tree.structure(fresh)
+    with pytest.raises(ValueError, match="from the norms 'Norm .*carry_over"):
+        other.update(PARAMS, state)
+    with pytest.warns(UserWarning, match="memory of ClipState .* same name, norm"):
+        moved = optclip.carry_over(tx, PARAMS, state, other, PARAMS)
+    one, two = (x.skip_norm if name == "skip" else x for x in (moved, fresh))
+    helpers.assert_identical(one.clip_memory, two.clip_memory)
+
+
+def test_key_of_memory_has_numbers_but_no_address_and_no_path():
+    """So that a restore in another process finds the same key."""
+
+    def key(**options):
+        tx = optclip.clip_by(RULE, **options)
+        return list(jax.eval_shape(tx.init, PARAMS).clip_memory)
+
+    assert key(norm="rms", over="leaf") == ["Norm 2 0.5 of EachLeaf"]
+    cut = optclip.singular_values(method="eigh")
+    assert key(over=cut) == ["SingularValueNorms eigh of SingularValues -2 -1"]
+    assert key(over=optclip.axes((0,))) == ["Norm 2 0 of Axes 0"]
+    assert key(over=optclip.layers("embed")) == ["Norm 2 0 of Layers 0 0"]
+    assert key(over=optclip.units(axis=lambda *_: None)) == ["Norm 2 0 of Units"]
+    assert key(over=optclip.groups("all"), norm=3.0) == ["Norm 3 0 of Groups"]
+
+
 def test_rule_measures_parameters_with_more_leaves_than_updates():
     tx = optclip.clip_by_norm(thresholds.relative_to_params(0.5))
     params = {"a": jnp.ones(4), "frozen": jnp.ones(9), "b": jnp.full(4, 2.0)}
@@ -138,5 +182,6 @@ def test_memory_over_elements_of_numbers_is_like_the_parameters():
     params = {"scale": jnp.float32(8), "shift": jnp.float32(8)}
     tx = optclip.clip_by_value(thresholds.moment(decay=0.5))
     clipped, state = tx.update(params, tx.init(params))
-    assert jax.tree.structure(state.clip_memory[0][0]) == jax.tree.structure(params)
+    ((memory,),) = helpers.memories(state)
+    assert jax.tree.structure(memory) == jax.tree.structure(params)
     assert clipped == {"scale": 4, "shift": 4}

@@ -8,6 +8,7 @@ import pytest
 
 import optclip
 from optclip import _thresholds, thresholds
+from tests.support import helpers
 from tests.support.registry import ENTRIES
 
 PARAMS = {"kernel": jnp.ones((4, 3)), "bias": [jnp.ones(3)]}
@@ -91,7 +92,7 @@ def test_tree_map_params_of_memory_as_long_as_parameters_marks_nothing():
     tx, params = optclip.clip_by_norm(Counted()), (jnp.ones(3), jnp.ones(2))
     _, state = tx.update(params, tx.init(params))
     assert not split(tx, state)[0]
-    ((count, norms),) = state.clip_memory[0]
+    ((count, norms),) = helpers.memories(state)[0]
     assert count == 1
     (array,) = norms.by_digest.values()
     assert array.shape == (2,)

@@ -103,7 +103,7 @@ def test_periodic_reset_keeps_counts_and_records():
     _, state = steps_of(tx, vectors(9.0, 1.0, 2.0))
     assert optax.tree.get(state, "count") == 3
     clip_state = state.reset_inner[0]
-    assert clip_state.clip_memory[0][0].num_known == 1
+    assert helpers.memories(clip_state)[0][0].num_known == 1
     assert clip_state.clip_step == 3
     # Only the third update, of norm 2, and b1 = 0.9.
     np.testing.assert_allclose(optax.tree.get(state, "mu"), [0.2], rtol=1e-6)

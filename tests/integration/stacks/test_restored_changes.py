@@ -35,6 +35,7 @@ CHANGES = {
     "the kind of rule": (BASE, chain(T.ema()), PARAMS),
     "its `window`": (BASE, chain(T.quantile(0.9, 16)), PARAMS),
     "`over`": (BASE, chain(over="leaf"), PARAMS),
+    "its `norm`": (BASE, chain(norm="rms"), PARAMS),
     "`mask`": (BASE, chain(mask=MASK), PARAMS),
     "an added leaf": (BASE, BASE, {**PARAMS, "c": jnp.ones(1)}),
     "a renamed leaf": (BASE, BASE, {"w": PARAMS["w"], "c": PARAMS["b"]}),
@@ -54,7 +55,7 @@ KEPT = {
     "`strict`": (BASE, chain(strict=True), PARAMS),
     "`nonfinite`": (BASE, chain(nonfinite="zero"), PARAMS),
     "`response`": (BASE, chain(response="smooth"), PARAMS),
-    "`norm`": (BASE, chain(norm="rms"), PARAMS),
+    "the `norm` of a fixed threshold": (chain(1.0), chain(1.0, norm="rms"), PARAMS),
     "`max_consecutive`": (skip(), skip(max_consecutive=3), PARAMS),
 }
 
