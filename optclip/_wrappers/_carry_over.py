@@ -28,9 +28,9 @@ def carry_over(
     Each array moves to the place with the same address: the same leaf, by its path, and
     the same role in the same state, such as `mu` of Adam. Chains, wrappers and labels
     above do not matter. The rest starts as in `new_tx.init(new_params)`, and one
-    warning names what was lost, with the reason. Use it when an adapter or a head is
-    added, when a block is unfrozen, or to switch on `skip`, `with_history` or a learned
-    threshold from an old checkpoint, and off again.
+    warning names the moments and memories that restart, with the reason. Use it when an
+    adapter or a head is added, when a block is unfrozen, or to switch on `skip`,
+    `with_history` or a learned threshold from an old checkpoint, and off again.
 
     Example:
       Add a head to a model that clips each leaf by its own history:
@@ -67,22 +67,22 @@ def carry_over(
         two transformations `clip`, become more or fewer: give each a `name`.
 
     Warns:
-      UserWarning: A moment of a leaf in `new_params` or a learned memory starts anew,
-        or a count goes on beside moments that do.
+      UserWarning: A moment of a leaf in `new_params` or a learned memory restarts, or a
+        count continues for moments that do.
 
     Edge cases:
       - Paths are compared by the texts of their keys, so `[x]`, `(x,)` and `{"0": x}`
         have the same leaf. A leaf of another shape is another leaf.
-      - A count moves with the moments that it counts. Beside a new leaf it goes on:
-        Adam's first updates there are up to 6.6 times the learning rate. A label of its
-        own in `optax.partition` starts at 0.
+      - A count moves with the moments that it counts. It continues for a new leaf under
+        the same label, whose first updates by Adam are up to 6.6 times the learning
+        rate. Under a separate label of `optax.partition` it starts at 0.
       - The memory of a rule moves if the quantity, the scope and the kind of rule are
         the same. If its norm covers other leaves, it moves, with a warning, where the
         common leaves have at least half of all elements.
       - States of one type and name are matched by order, or by their labels.
       - History of other quantities: those that are new read 0 in the old steps. With
         another `steps=`, the newest rows are kept.
-      - `optax.flatten`: its moments start anew, with a warning, if a leaf changes.
+      - `optax.flatten`: its moments restart, with a warning, if a leaf changes.
     """
     old_init, new_init = (
         transformation(name, x).init for name, x in (("tx", tx), ("new_tx", new_tx))
@@ -141,7 +141,7 @@ def _first_difference(state: PyTree, expected: PyTree) -> str:
 
 
 def _check_shapes(state: PyTree, expected: PyTree) -> None:
-    """Raise if an array has another shape, which would start anew silently."""
+    """Raise if an array has another shape, which would restart silently."""
     pairs = zip(
         jax.tree.leaves_with_path(state), jax.tree.leaves(expected), strict=True
     )
