@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SCALE_FORMATS = ("float8_e8m0fnu",)
 
 # The key of the array in the box in which Flax keeps a parameter.
-_IN_BOX = jax.tree_util.GetAttrKey("value")
+IN_BOX = jax.tree_util.GetAttrKey("value")
 
 _REMOVE = "Remove it, or filter it out with optax.masked or equinox.filter."
 
@@ -111,7 +111,7 @@ def _unboxed(paths: list[KeyPath]) -> list[KeyPath]:
             children.setdefault(path[:i], set()).add(key)
 
     def unwraps(path: KeyPath, i: int) -> bool:
-        is_inner_box = path[i] == _IN_BOX and i < len(path) - 1
+        is_inner_box = path[i] == IN_BOX and i < len(path) - 1
         is_only_child = len(children[path[:i]]) == 1
         return is_only_child and _may_unwrap(path[i]) and not is_inner_box
 
@@ -124,7 +124,7 @@ def _unboxed(paths: list[KeyPath]) -> list[KeyPath]:
 def _may_unwrap(key: Any) -> bool:
     """Return whether a key can belong to the one array in a box or a keyless node."""
     # JAX numbers the children of nodes that are registered without keys.
-    return key in (_IN_BOX, jax.tree_util.FlattenedIndexKey(0))
+    return key in (IN_BOX, jax.tree_util.FlattenedIndexKey(0))
 
 
 def flatten_dense(tree: PyTree, reason: str) -> Flat:

@@ -11,6 +11,7 @@ import optax
 
 from .._arrays import _validate
 from .._arrays._types import PyTree
+from . import _boxes
 from ._addresses import addressed, leaves_of
 from ._carrier import Carrier
 from ._checks import transformation
@@ -52,14 +53,15 @@ def carry_over(
     Args:
       tx: The transformation that made `state`.
       params: The parameters of `state`; `jax.ShapeDtypeStruct` leaves suffice.
-      state: The state to move, with the structure of `tx.init(params)`.
+      state: The state to move, with the structure of `tx.init(params)`, or
+        `optimizer.opt_state` of Flax NNX.
       new_tx: The transformation to continue with.
       new_params: Its parameters.
 
     Returns:
-      A state for `new_tx`. Arrays that do not change are those of `state`, so a
-      donation deletes both. All arrays have the memory space and sharding of the old
-      ones. Call it outside of `jax.jit`.
+      A state for `new_tx`, in variables if `state` is. Arrays that do not change are
+      those of `state`, so a donation deletes both. All arrays have the memory space and
+      sharding of the old ones. Call it outside of `jax.jit`.
 
     Raises:
       ValueError: `state` has another structure or other shapes than `tx.init(params)`,
@@ -99,11 +101,13 @@ def carry_over(
         olds.extend(states)
         return expected
 
-    _check_structure(state, jax.eval_shape(run))
+    expected = jax.eval_shape(run)
+    _check_structure(_boxes.unboxed(state), _boxes.unboxed(expected))
     fresh, news = addressed(new_init, new_params, leaves[1])
-    arrays, treedef = jax.tree.flatten(fresh)
+    arrays = jax.tree.leaves(fresh)
     of_leaves = [[*x.values()] for x in leaves]
     carrier = Carrier(olds, jax.tree.leaves(state), news, arrays, of_leaves)
+    treedef = jax.tree.structure(_boxes.boxed_as(state, expected, fresh))
     carried = jax.tree.unflatten(treedef, carrier.carried())
     if lines := carrier.lines():
         text = "\n- ".join(["carry_over could not keep all of `state`:", *lines])
