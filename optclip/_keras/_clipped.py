@@ -13,6 +13,7 @@ from .._arrays import _validate
 from .._arrays._types import PyTree
 from .._monitor import metrics
 from ._held_clip import HeldClip, clipping
+from ._learned import check_saved, encoded
 from ._library import keras
 
 # The subclasses are made at run time, since importing optclip must not import Keras.
@@ -26,6 +27,9 @@ _HINT = (
     " model.optimizer.build(model.trainable_variables); model.load_weights(path)"
 )
 
+# The key of the description of the thresholds in a file, beside the variables' numbers.
+_LEARNED = "optclip"
+
 
 def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
     """Build a Keras optimizer that clips gradients with an optclip transformation.
@@ -37,7 +41,8 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
 
     To continue with a saved model, load it with `compile=False`, compile it with the
     same optimizer and clip, call `model.optimizer.build(model.trainable_variables)`,
-    and load the state with `model.load_weights(path)`.
+    and load the state with `model.load_weights(path)`. It raises if the saved
+    thresholds have learned from other norms, or with another kind of rule.
 
     Example::
 
@@ -145,15 +150,24 @@ class Clipping(Base):
         optimizer = keras().optimizers.serialize(plain)
         return {"optimizer": optimizer, "load_with": _HINT}
 
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)
+        store[_LEARNED] = encoded(self.optclip_held.learned)
+
     def load_own_variables(self, store: Any) -> None:
-        if self.built and len(store.keys()) != len(self.variables):
+        keys = store.keys()
+        saved = {key: store[key] for key in keys}
+        learned = saved.pop(_LEARNED, None)
+        if self.built and len(saved) != len(self.variables):
             # Keras would warn, and continue with a new state.
             raise ValueError(
                 f"The saved optimizer must have {len(self.variables)} variables, as"
-                f" this one, got {len(store.keys())}. Use the saved optimizer and clip;"
+                f" this one, got {len(saved)}. Use the saved optimizer and clip;"
                 " only fixed thresholds may differ."
             )
-        super().load_own_variables(store)
+        if self.built:
+            check_saved(learned, self.optclip_held.learned)
+        super().load_own_variables(saved)
 
 
 @functools.cache

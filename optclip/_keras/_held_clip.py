@@ -13,8 +13,10 @@ import optax
 
 from .._arrays import _packed_state
 from .._arrays._types import PyTree
+from .._transforms import noting_engines
 from .._typing import ConstrainState, SkipState
 from .._wrappers import transformation
+from ._learned import Description, described
 
 
 class HeldClip:
@@ -28,12 +30,14 @@ class HeldClip:
       transformation: The clipping transformation.
       variables: The variables of the state, one per leaf, in the order of the model.
       pending: The variables whose gradients Keras will pass to `clip`.
+      learned: What the thresholds learn from.
     """
 
     def __init__(self, transformation: optax.GradientTransformationExtraArgs) -> None:
         self.transformation = transformation
         self.variables: list[Any] = []
         self.pending: list[str] | None = None
+        self.learned: Description = []
         self._built_with: list[Any] = []
         self._clipped: dict[str, Any] = {}
         self._names: dict[int, str] = {}
@@ -49,10 +53,12 @@ class HeldClip:
         names = _unique([v.path for v in clipped])
         self._clipped = dict(zip(names, clipped, strict=True))
         self._names = {id(v): name for name, v in self._clipped.items()}
-        state = self.transformation.init(self._params())
+        with noting_engines() as noted:
+            state = self.transformation.init(self._params())
         check_clip(self.transformation, state, self._params())
         self._treedef = jax.tree.structure(state)
         self._order = in_model_order(state, names)
+        self.learned = described(noted, names)
         return state
 
     def build(self, optimizer: Any, state: PyTree) -> None:

@@ -264,16 +264,16 @@ def _norms_of(noted: Noted) -> _Norms:
         for j, part in enumerate(parts):
             below = [owners[k] for k in part.indices]
             is_alone = jax.tree_util.treedef_is_leaf(part.treedef)
-            what = engine.measured, i, _rule_text(part.rule)
+            what = engine.measured, i, rule_text(part.rule)
             memories[i, j] = what, below, is_alone
     memories[(len(engine.rules.by_argument),)] = engine.measured, owners, False
     return _Norms(engine.name, frozenset().union(*owners), memories)
 
 
-def _rule_text(rule: Rule) -> str:
+def rule_text(rule: Rule) -> str:
     """Return the class of a rule; its numbers do not change what it learns."""
     if isinstance(rule, Scaled):  # It scales the threshold, not the memory.
-        return _rule_text(rule.rule)
+        return rule_text(rule.rule)
     inner = getattr(rule, "rule", None)
-    words = str(getattr(rule, "reduce", "")), "" if inner is None else _rule_text(inner)
-    return f"{type(rule).__qualname__}{words}"
+    words = str(getattr(rule, "reduce", "")), "" if inner is None else rule_text(inner)
+    return " ".join([type(rule).__qualname__, *filter(None, words)])

@@ -177,6 +177,101 @@ def test_loading_with_another_clip_raises(tmp_path):
         other.load_weights(tmp_path / "model.weights.h5")
 
 
+RULE = optclip.thresholds.quantile(0.5, 8)
+
+
+def groups(of_kernels, of_biases):
+    labels = {True: of_kernels, False: of_biases}
+    scope = optclip.groups(optclip.by_path(lambda path: labels["kernel" in path]))
+    return optclip.clip_by(RULE, over=scope)
+
+
+def built_model(clip):
+    model = make_model(optclip.keras.clipped(optimizers.SGD(0.05), clip))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+BY_NORM = optclip.clip_by_norm(RULE)
+BY_RMS = optclip.clip_by(RULE, over="leaf", norm="rms")
+MEAN = optclip.clip_by_norm(optclip.thresholds.mean_plus_std(3.0, 8))
+TWO = optax.chain(BY_NORM, optclip.clip_by(RULE, over="leaf", norm="rms", name="rms"))
+EXCHANGED = optax.chain(BY_RMS, optclip.clip_by_norm(RULE, name="norm"))
+OTHERS = {
+    "norm": (BY_NORM, BY_RMS, r"norm Norm 2 0.5 of EachLeaf, .*got Norm 2 0 of"),
+    "rule": (BY_NORM, MEAN, r"rules \['MeanPlusStd'\], .*got \['Quantile'\]"),
+    "labels": (groups("a", "b"), groups("b", "a"), r"\[\[1, 3, 5\], .*got \[\[0, 2, 4"),
+    "order": (TWO, EXCHANGED, "norm Norm 2 0.5 of EachLeaf"),
+}
+
+
+@pytest.mark.parametrize(("saved", "clip", "words"), OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+def test_thresholds_learned_otherwise_do_not_load(tmp_path, suffix, saved, clip, words):
+    """All shapes are equal, so that Keras itself would load them."""
+    path, model = tmp_path / f"model{suffix}", built_model(saved)
+    fit(model, epochs=1)
+    save = model.save if suffix == ".keras" else model.save_weights
+    save(path)
+    other = built_model(clip)
+    shapes = [[x.shape for x in state_of(each)] for each in (model, other)]
+    assert shapes[0] == shapes[1]
+    with pytest.raises(
+        ValueError, match=f"learned with the .*{words}.*before `compile"
+    ):
+        other.load_weights(path)
+    same = built_model(saved)
+    same.load_weights(path)
+    np.testing.assert_array_equal(state_of(same)[-1], state_of(model)[-1])
+    # The remedy in the message.
+    layers_only = keras.Sequential([keras.layers.Dense(n) for n in (8, 8, 1)])
+    layers_only.build((None, 8))
+    layers_only.load_weights(path)
+    for a, b in zip(layers_only.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_callbacks_check_thresholds_of_saved_model(tmp_path, policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    path = tmp_path / "model.weights.h5"
+    checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+
+    def backup():
+        # Kept after the training, as after a crash.
+        return keras.callbacks.BackupAndRestore(
+            tmp_path / "backup", delete_checkpoint=False
+        )
+
+    try:
+        model = built_model(BY_NORM)
+        fit(model, callbacks=[checkpoint, backup()])
+        same, other = built_model(BY_NORM), built_model(BY_RMS)
+        same.load_weights(path)
+        with pytest.raises(ValueError, match=r"learned with the norm"):
+            other.load_weights(path)
+        with pytest.raises(ValueError, match=r"learned with the norm"):
+            fit(built_model(BY_RMS), epochs=4, callbacks=[backup()])
+        assert (
+            len(fit(built_model(BY_NORM), epochs=4, callbacks=[backup()])["loss"]) == 1
+        )
+    finally:
+        keras.config.set_dtype_policy(before)
+    for a, b in zip(state_of(same), state_of(model), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_other_numbers_of_thresholds_load(tmp_path):
+    path, model = tmp_path / "model.weights.h5", built_model(BY_NORM)
+    fit(model, epochs=1)
+    model.save_weights(path)
+    rule = optclip.thresholds.scaled(optclip.thresholds.quantile(0.9, 8), 2.0)
+    other = built_model(optclip.clip_by_norm(rule, strict=True))
+    other.load_weights(path)
+    assert read(other)["clip/steps"] == 4
+
+
 def test_data_parallel_training_equals_one_device():
     one = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
     expected = fit(one)["loss"]
