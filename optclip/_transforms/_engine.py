@@ -223,7 +223,9 @@ class Engine:
     def _named(self, memory: list[PyTree]) -> PyTree:
         """Return a memory under the key of its norm, unless nothing is learned."""
         is_learned = self.clip.norm.remembers or self.rules.learn
-        return {self.measured: memory} if is_learned else memory
+        # A fixed threshold keeps the memory of a rule that it replaces.
+        is_named = is_learned or jax.tree.leaves(memory)
+        return {self.measured: memory} if is_named else memory
 
     def _split(
         self, memory: list[PyTree], layout: Layout

@@ -137,6 +137,12 @@ def test_state_of_another_norm_raises_and_carry_over_starts_its_memory(name):
     helpers.assert_identical(one.clip_memory, two.clip_memory)
 
 
+def test_fixed_threshold_keeps_the_memory_of_a_rule():
+    state = optclip.clip_by_norm(RULE).init(PARAMS)
+    _, after = optclip.clip_by_norm(1.0).update(PARAMS, state)
+    helpers.assert_identical(after.clip_memory, state.clip_memory)
+
+
 def test_key_of_memory_has_numbers_but_no_address_and_no_path():
     """So that a restore in another process finds the same key."""
 
