@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 # Exponent-only formats hold scales, not gradients: they have no zero and no sign.
 _SCALE_FORMATS = ("float8_e8m0fnu",)
+
+
+class MarkKey(NamedTuple):
+    """The key below a leaf that `carry_over` marks. It is no part of a name."""
+
+    number: int
+
 
 # The key of the array in the box in which Flax keeps a parameter.
 IN_BOX = jax.tree_util.GetAttrKey("value")
@@ -79,6 +86,7 @@ def flatten(tree: PyTree) -> Flat:
 
 def path_str(path: KeyPath) -> str:
     """Return the path of a leaf as users type it, ``encoder/0/kernel``."""
+    path = tuple(key for key in path if not isinstance(key, MarkKey))
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -103,6 +111,9 @@ def _unboxed(paths: list[KeyPath]) -> list[KeyPath]:
     Flax's optimizer has boxed parameters at `init` and bare ones at `update`, and both
     must have one name. The array of a haliax `NamedArray` has a position for a key.
     """
+    paths = [
+        tuple(key for key in path if not isinstance(key, MarkKey)) for path in paths
+    ]
     if not any(_may_unwrap(key) for path in paths for key in path):
         return paths
     children: dict[KeyPath, set[Any]] = {}

@@ -1,13 +1,14 @@
 """Addresses of the arrays of a state: the state around each, its role, and its leaves.
 
-An array belongs to a leaf if the keys and nodes above it end in those above the leaf,
-as `jax.tree.map` makes them. Engines show what the memories of their rules measure.
+`init` runs once more on marked leaves, which shows the leaf of each array. Engines show
+what the memories of their rules measure.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -18,8 +19,8 @@ import jax.numpy as jnp
 import optax
 
 from .._arrays import _leaves
-from .._arrays._packed_state import PerNorm
-from .._arrays._types import PyTree
+from .._arrays._leaves import MarkKey
+from .._arrays._types import KeyPath, PyTree
 from .._clip import layout_of
 from .._thresholds import Rule, Scaled, norms_of_rules
 from .._transforms import Noted, noting_engines
@@ -29,31 +30,37 @@ from .._typing import ClipState
 Leaf = tuple[tuple[str, ...], tuple[int, ...]]
 Owner = frozenset[Leaf]
 # The owner of the memory of a rule for losses.
-LOSS: Owner = frozenset([(("loss",), ())])
+LOSS: Owner = frozenset([(("max_loss", "of", "skip"), ())])
 
-# The nodes above an array, each with the key below it.
-Trail = list[tuple[Any, Any]]
+# The keys of nodes that are no states.
+_PLAIN = jax.tree_util.SequenceKey, jax.tree_util.DictKey
 
 # The states below these fields are of their own kind, since they hold other norms than
 # the clipping of updates.
 _OTHER_NORMS = ("skip_norm", "constrain_clip")
 # The named tuples below these fields are parts of one state.
 _PARTS = ("clip_memory", "clip_record", "skip_loss", "skip_record")
+# The arrays below these fields do not depend on shapes, and have own paths of leaves.
+_OURS = {*_PARTS, "history_rows"}
 # `optax.inject_hyperparams` counts the steps of a schedule in a state of its own.
 _ALIASES = {"WrappedScheduleState": optax.ScaleByScheduleState}
 
 # The roles of arrays that move together, with the position of each array, and of the
 # entry on its first axis or None.
 Slots = dict[tuple[str, ...], tuple[int, int | None]]
+# What arrays measure, and their owner.
+Group = tuple[Hashable, Owner | None]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class State:
     """Describe a state, and the arrays for which it is the innermost one.
 
     Attributes:
       kind: Its type, the field of `_OTHER_NORMS` above it, and its name.
       context: The states and labels around it.
+      labels: The labels around it, such as those of `optax.partition`.
+      measured: The norm and the scope that it measures, or "".
       leaves: The leaves that it belongs to.
       groups: Its arrays by what they measure, which is None except for memories, and by
         their owner: a leaf, the leaves below a norm, or None for counts.
@@ -61,13 +68,13 @@ class State:
 
     kind: tuple[Any, str, str]
     context: tuple[str, ...]
-    leaves: Owner
-    groups: dict[tuple[Hashable, Owner | None], Slots] = dataclasses.field(
-        default_factory=dict
-    )
+    labels: tuple[str, ...]
+    measured: str
+    leaves: set[Leaf]
+    groups: dict[Group, Slots] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        name = self.kind[0].__name__ if self.kind[0] else "the state"
+        name = self.kind[0].__name__ if self.kind[0] else "a state without a type"
         return f"{name} '{self.kind[2]}'" if self.kind[2] else name
 
 
@@ -76,41 +83,61 @@ class _Norms(NamedTuple):
 
     Attributes:
       name: The name of the transformation.
+      measured: The norm and the scope.
       leaves: The leaves below the norms.
       memories: By the place of a memory in `clip_memory`: what it measures, the leaves
         below each norm, and whether there is one norm without a path.
     """
 
     name: str
+    measured: str
     leaves: Owner
     memories: dict[tuple[int, ...], tuple[Hashable, list[Owner], bool]]
 
 
-def leaves_of(params: PyTree) -> dict[tuple[Any, ...], Leaf]:
-    """Return the leaf for the types and keys above it.
+@jax.tree_util.register_pytree_with_keys_class
+class _Mark:
+    """A node around one leaf. Other attributes, such as the shape, are the leaf's."""
+
+    def __init__(self, key: MarkKey, leaf: Any) -> None:
+        self.key, self.leaf = key, leaf
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "leaf"), name)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[MarkKey, Any]], MarkKey]:
+        return [(self.key, self.leaf)], self.key
+
+    def tree_flatten(self) -> tuple[list[Any], MarkKey]:
+        return [self.leaf], self.key
+
+    @classmethod
+    def tree_unflatten(cls, key: MarkKey, leaves: Any) -> _Mark:
+        return cls(key, *leaves)
+
+
+def leaves_of(params: PyTree) -> dict[KeyPath, Leaf]:
+    """Return the leaves of parameters by their path.
 
     Raises:
       ValueError: The keys of two leaves have the same texts.
     """
     if isinstance(params, optax.LookaheadParams):
         params = params.fast  # The parameters of the optimizer inside.
-    trails = [*_trails(params)]
-    texts = _leaves.keys_of([tuple(k for _, k in trail) for trail, _ in trails])
+    pairs = jax.tree.leaves_with_path(params)
+    texts = _leaves.keys_of([path for path, _ in pairs])
     if twice := {"/".join(path) for path, n in Counter(texts).items() if n > 1}:
         raise ValueError(
             f"Two leaves have the path {min(twice)!r}, as in {{0: x, '0': y}}, so that"
             " carry_over cannot distinguish their states. Rename one of them."
         )
     return {
-        _typed(trail): (path, jnp.shape(x))
-        for (trail, x), path in zip(trails, texts, strict=True)
+        path: (keys, jnp.shape(x)) for (path, x), keys in zip(pairs, texts, strict=True)
     }
 
 
 def addressed(
-    init: Callable[[PyTree], PyTree],
-    params: PyTree,
-    leaves: dict[tuple[Any, ...], Leaf],
+    init: Callable[[PyTree], PyTree], params: PyTree, leaves: dict[KeyPath, Leaf]
 ) -> tuple[PyTree, list[State]]:
     """Return the result of `init`, and the states in it.
 
@@ -122,127 +149,171 @@ def addressed(
     with noting_engines() as noted:
         state = init(params)
     norms = {id(each.state.clip_step): _norms_of(each) for each in noted}
-    states = dict[tuple[Any, ...], State]()
-    for index, (trail, x) in enumerate(_trails(state)):
-        above, leaf = _split(trail, leaves)
-        start = _start(above)
-        node = above[start][0] if above else None
+    nodes: dict[KeyPath, Any] = {(): state}
+    states: dict[KeyPath, State] = {}
+    # The states of each label of `optax.partition`, by the path of its state.
+    labeled: dict[KeyPath, list[State]] = {}
+    for index, (above, below, owner) in enumerate(_owned(init, params, state, leaves)):
+        fields = [i for i, key in enumerate(above) if not isinstance(key, _PLAIN)]
+        parts = [i for i in fields if _text(above[i]) in _PARTS]
+        start = (parts[:1] or fields[-1:] or [0])[0]
+        place, inside = above[:start], (*above[start:], *below)
+        node = _node(nodes, place) if fields else None
         of_node = norms.get(id(node.clip_step)) if isinstance(node, ClipState) else None
-        place = tuple(key for _, key in above[:start])
         if place not in states:
-            states[place] = _state(above[:start], node, of_node)
-        owner = None if leaf is None else frozenset([leaf])
-        if owner is None and jnp.ndim(x) and _leaves.is_floating(x) and of_node is None:
-            # It may have a part for each leaf, as in `optax.flatten`.
-            owner = frozenset(leaves.values())
-        for what, role, below, row in _slots(above[start:], owner, of_node):
-            states[place].groups.setdefault((what, below), {})[role] = index, row
+            states[place] = _state(place, node, of_node)
+            outer = [place[:i] for i in fields if i < start]
+            masks = [x for x in outer if isinstance(_node(nodes, x), optax.MaskedState)]
+            labeled.setdefault([(), *masks][-1], []).append(states[place])
+        if of_node is None or _text(inside[0]) != "clip_memory":
+            slots = [_slot(inside, owner)]
+        else:
+            entry = functools.partial(_node, nodes, place)
+            slots = _memory_slots(inside, owner, of_node, entry)
+        for what, role, owner_of_slot, row in slots:
+            group = states[place].groups.setdefault((what, owner_of_slot), {})
+            while role in group:
+                role = (*role, "again")
+            group[role] = index, row
     for each in states.values():
         owners = [owner for what, owner in each.groups if owner and what is None]
-        each.leaves = each.leaves.union(*owners) or frozenset(leaves.values())
+        each.leaves.update(*owners)
+    for label, inside in labeled.items():
+        # A count belongs to the leaves of its label, as far as states show these.
+        rest = frozenset().union(*(each.leaves for each in inside if label))
+        if not rest and not (label and _hides_leaves(nodes[label])):
+            rest = frozenset(leaves.values())
+        for each in inside:
+            each.leaves.update(() if each.leaves else rest)
     return state, [*states.values()]
 
 
-def _trails(tree: PyTree) -> Iterator[tuple[Trail, Any]]:
-    """Yield the nodes and keys above each array, and the array."""
-    waiting: list[tuple[Trail, Any]] = [([], tree)]
-    while waiting:
-        trail, x = waiting.pop()
-        is_child = functools.partial(operator.is_not, x)
-        children = jax.tree.leaves_with_path(x, is_leaf=is_child)
-        if children and not children[0][0]:
-            yield trail, x
+def _node(nodes: dict[KeyPath, Any], path: KeyPath, inside: KeyPath = ()) -> Any:
+    """Return the node at a path, and store it."""
+    path = (*path, *inside)
+    if path not in nodes:
+        above = _node(nodes, path[:-1])
+        is_child = functools.partial(operator.is_not, above)
+        children = jax.tree.leaves_with_path(above, is_leaf=is_child)
+        nodes.update({(*path[:-1], key): child for (key,), child in children})
+    return nodes[path]
+
+
+def _owned(
+    init: Callable[[PyTree], PyTree],
+    params: PyTree,
+    state: PyTree,
+    leaves: dict[KeyPath, Leaf],
+) -> Iterator[tuple[KeyPath, KeyPath, Owner | None]]:
+    """Yield the keys above and below the path of the leaf, and the owner, of arrays."""
+    marked, every = _marked(init, params, state), [*leaves.items()]
+    for i, (path, x) in enumerate(jax.tree.leaves_with_path(state)):
+        texts = [*map(_text, path)]
+        is_ours = not _OURS.isdisjoint(texts)
+        if marked is None:
+            # Without marks, a leaf is where the path ends in that of the leaf.
+            starts = (j for j in range(1, len(path)) if path[j:] in leaves)
+            start = None if is_ours else next(starts, None)
+            is_leaf = start is not None and (jnp.ndim(x) or not leaves[path[start:]][1])
+            number = [*leaves].index(path[start:]) if is_leaf else None
+            at, shape = len(path), None
+        else:
+            keys, shape = marked[i][0], marked[i][1].shape
+            at = next((j for j, k in enumerate(keys) if isinstance(k, MarkKey)), None)
+            number = None if at is None else keys[at].number
+        if number is not None and at is not None:
+            keys, leaf = every[number]
+            is_there = path[at - len(keys) : at] == keys
+            yield path[: at - len(keys) * is_there], path[at:], frozenset([leaf])
             continue
-        waiting += [([*trail, (x, path[0])], y) for path, y in reversed(children)]
+        # One array for all leaves, as in `optax.flatten`, becomes longer with them.
+        is_pooled = jnp.ndim(x) > 0 and _leaves.is_floating(x) and not is_ours
+        is_pooled = is_pooled and jnp.shape(x) != shape
+        yield path, (), frozenset(leaves.values()) if is_pooled else None
 
 
-def _typed(trail: Trail) -> tuple[Any, ...]:
-    return tuple((type(node), key) for node, key in trail)
+def _marked(
+    init: Callable[[PyTree], PyTree], params: PyTree, state: PyTree
+) -> list[tuple[KeyPath, Any]] | None:
+    """Return the arrays of a state of marked and longer leaves; None if it differs."""
+    numbers = itertools.count()
 
+    def longer(x: Any) -> _Mark:
+        shape = [n + 1 for n in jnp.shape(x)]
+        leaf = jax.ShapeDtypeStruct(shape, jnp.result_type(x))
+        return _Mark(MarkKey(next(numbers)), leaf)
 
-def _split(
-    trail: Trail, leaves: dict[tuple[Any, ...], Leaf]
-) -> tuple[Trail, Leaf | None]:
-    """Return the nodes above an array without those of its leaf, and the leaf."""
-    typed = _typed(trail)
-    states = [i for i, (node, _) in enumerate(trail) if _is_state(node)]
-    least = states[0] + 1 if states else len(trail)
-    fields = [_text(trail[i][1]) for i in states]
-    if any(field.endswith("_record") for field in fields):
-        return trail, None  # Its entries have the paths of leaves.
-    if "clip_memory" in fields:
-        # The memories are in a dict of lists, and parameters may be in these too.
-        least = states[fields.index("clip_memory")] + 4
-    starts = (i for i in range(least, len(trail)) if typed[i:] in leaves)
-    i = next(starts, None)
-    return (trail, None) if i is None else (trail[:i], leaves[typed[i:]])
+    def bare(x: Any) -> Any:
+        return bare(x.leaf) if isinstance(x, _Mark) else x
 
+    def unmarked(tree: PyTree) -> PyTree:
+        return jax.tree.map(bare, tree, is_leaf=lambda x: isinstance(x, _Mark))
 
-def _start(above: Trail) -> int:
-    """Return the position of the innermost state."""
-    states = [i for i, (node, _) in enumerate(above) if _is_state(node)]
-    parts = [i for i in states if _text(above[i][1]) in _PARTS]
-    return (parts[:1] or states[-1:] or [0])[0]
-
-
-def _is_state(node: Any) -> bool:
-    """Return whether a node is a state, not a chain or a dict."""
-    return type(node) is not tuple and not isinstance(node, (list, dict, PerNorm))
+    try:
+        marked = jax.eval_shape(init, jax.tree.map(longer, params))
+    except Exception:  # An `init` may do anything with its parameters.
+        return None
+    is_same = jax.tree.structure(unmarked(marked)) == jax.tree.structure(state)
+    return jax.tree.leaves_with_path(marked) if is_same else None
 
 
 def _text(key: Any) -> str:
     return _leaves.path_str((key,))
 
 
-def _state(above: Trail, node: Any, norms: _Norms | None) -> State:
+def _state(place: KeyPath, node: Any, norms: _Norms | None) -> State:
     """Return a state without arrays."""
-    fields = [_text(key) for x, key in above if _is_state(x)]
+    fields = [_text(key) for key in place if not isinstance(key, _PLAIN)]
     other = next((field for field in fields if field in _OTHER_NORMS), "")
     name = norms.name if norms else "".join(getattr(node, "skip_record", ()))
-    kind = _ALIASES.get(type(node).__name__, type(node)) if _is_state(node) else None
-    context = tuple(
-        _label(*x) for x in above if _is_state(x[0]) or isinstance(x[0], dict)
-    )
-    return State((kind, other, name), context, norms.leaves if norms else frozenset())
+    kind = None if node is None else _ALIASES.get(type(node).__name__, type(node))
+    is_index = jax.tree_util.SequenceKey
+    context = tuple(_text(key) for key in place if not isinstance(key, is_index))
+    labels = tuple(_text(k) for k in place if isinstance(k, jax.tree_util.DictKey))
+    measured, leaves = (norms.measured, norms.leaves) if norms else ("", ())
+    return State((kind, other, name), context, labels, measured, {*leaves})
 
 
-def _label(node: Any, key: Any) -> str:
-    return f"{type(node).__name__}.{_text(key)}" if _is_state(node) else _text(key)
+def _hides_leaves(state: PyTree) -> bool:
+    """Return whether a state has `optax.MaskedNode` in place of leaves."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    return any(isinstance(x, optax.MaskedNode) for x in nodes)
 
 
-def _slots(
-    inside: Trail, owner: Owner | None, norms: _Norms | None
-) -> Iterator[tuple[Hashable, tuple[str, ...], Owner | None, int | None]]:
-    """Yield what an array measures, its role, owner and row; for each norm in it."""
-    field = _text(inside[0][1]) if inside else ""
-    role = [field, *(_label(*x) for x in inside[1:])]
-    if field == "skip_loss":
-        yield "losses", tuple(role), LOSS, None
-    elif field == "history_rows":
-        yield None, (field,), None, None
-    elif field != "clip_memory" or norms is None:
-        yield None, tuple(role), owner, None
-    else:
-        inside = [inside[0], *inside[2:]]  # Without the name of the norm.
-        del role[1]
-        at = tuple(int(key.idx) for node, key in inside[1:3] if isinstance(node, list))
-        what, below, is_alone = norms.memories[at]
-        role[1 : 1 + len(at)] = []
-        i = next(
-            (i for i, (node, _) in enumerate(inside) if isinstance(node, PerNorm)), None
-        )
-        if i is None:
-            alone = below[0] if is_alone else None
-            yield what, tuple(role), owner or alone, None
-            return
-        entries, cut = [x for x, _ in inside[i + 2 :]], i - len(at)
-        if entries and set(entries[0]) == {*map(str, range(len(below)))}:
-            role[cut : cut + 3] = []
-            yield what, tuple(role), below[int(_text(inside[i + 2][1]))], None
-            return
-        role[cut : cut + 2] = []
-        for row, owner in enumerate(below):
-            yield what, tuple(role), owner, row
+# What an array measures, its role and owner, and the row of an entry.
+_Address = tuple[Hashable, tuple[str, ...], Owner | None, int | None]
+
+
+def _slot(inside: KeyPath, owner: Owner | None) -> _Address:
+    """Return the address of an array that is not the memory of a norm."""
+    role = tuple(map(_text, inside))
+    if role[:1] == ("skip_loss",):
+        return "losses", role, LOSS, None
+    return None, role[:1] if role[:1] == ("history_rows",) else role, owner, None
+
+
+def _memory_slots(
+    inside: KeyPath,
+    owner: Owner | None,
+    norms: _Norms,
+    node: Callable[[KeyPath], Any],
+) -> Iterator[_Address]:
+    """Yield the addresses of an array in a memory, one for each norm in it."""
+    # The key after the field is the name of the norm.
+    indices = [key.idx for key in inside[2:4] if hasattr(key, "idx")]
+    what, below, is_alone = norms.memories[tuple(indices)]
+    start = 2 + len(indices)
+    role = ("clip_memory", *map(_text, inside[start:]))
+    if "by_digest" not in role:
+        yield what, role, owner or (below[0] if is_alone else None), None
+        return
+    at = role.index("by_digest")
+    before, after, end = role[:at], role[at + 2 :], start - 1 + at + 2
+    if after and set(node(inside[:end])) == {*map(str, range(len(below)))}:
+        yield what, (*before, *after[1:]), below[int(after[0])], None
+        return
+    for row, leaves in enumerate(below):
+        yield what, (*before, *after), leaves, row
 
 
 def _norms_of(noted: Noted) -> _Norms:
@@ -267,7 +338,7 @@ def _norms_of(noted: Noted) -> _Norms:
             what = engine.measured, i, rule_text(part.rule)
             memories[i, j] = what, below, is_alone
     memories[(len(engine.rules.by_argument),)] = engine.measured, owners, False
-    return _Norms(engine.name, frozenset().union(*owners), memories)
+    return _Norms(engine.name, engine.measured, frozenset().union(*owners), memories)
 
 
 def rule_text(rule: Rule) -> str:

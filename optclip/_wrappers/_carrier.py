@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from typing import Any
 
@@ -26,6 +27,7 @@ class Carrier:
     Args:
       before: The old states.
       old: Their arrays.
+      like: Their shapes and dtypes as `init` returns them.
       after: The new states.
       new: Their arrays, as `init` returned them.
       leaves: The leaves of the old and of the new parameters.
@@ -35,14 +37,15 @@ class Carrier:
         self,
         before: list[State],
         old: list[Any],
+        like: list[Any],
         after: list[State],
         new: list[Any],
         leaves: list[list[Leaf]],
     ) -> None:
         self.before, self.old, self.after, self.new = before, old, after, list(new)
-        self.leaves = leaves
-        # What it says of other leaves does not matter, since these are gone.
-        self.kept = {path for path, _ in (*leaves[1], *LOSS)}
+        self.like, self.leaves = like, leaves
+        # Nothing is lost with the arrays of leaves that are gone.
+        self.gone = {x for x, _ in leaves[0]} - {x for x, _ in leaves[1]}
         self.entries = Counter(i for state in after for i, _ in _entries(state))
         self.used = set[Entry]()
         # The old entry for each row of a new array.
@@ -50,6 +53,8 @@ class Carrier:
         # Why an entry of the old state is not in the result.
         self.reasons: dict[Entry, str] = {}
         self.notes: list[str] = []
+        # Memories that restart, and notes for those whose old one went on elsewhere.
+        self.restarted: list[tuple[Slots, str]] = []
         self.returned = set[int]()
         arrays = [x for x in old if isinstance(x, jax.Array)]
         self.shardings = [
@@ -81,42 +86,63 @@ class Carrier:
                 givers = {old for (w, _), old in origins.items() if w == what}
                 here = [old for old in sources if old in givers or not givers]
                 counts |= self._carry_shared(state, here, what, slots)
-        fresh = [x for (w, x), old in origins.items() if x and not (w or old)]
+        fresh = [
+            owner
+            for (what, owner), old in origins.items()
+            if owner and len(owner) == 1 and not (what or old)
+        ]
         if counts and fresh:
             self._note_count(state, fresh)
 
     def _sources(self, state: State) -> list[State]:
         """Return the old states that go on in a new one, that of most elements first.
 
-        There are several if labels were joined. States that have a leaf in common are
-        matched by order if their number is the same, otherwise by the states and labels
-        around them.
+        There are several if labels were joined.
         """
-        olds, news = (
-            [x for x in states if x.kind == state.kind and x.leaves & state.leaves]
-            for states in (self.before, self.after)
-        )
-        if _are_apart(olds) and _are_apart(news):
-            return sorted(olds, key=lambda old: -_size(old.leaves & state.leaves))
-        if len(olds) != len(news):
-            contexts = [Counter(x.context for x in states) for states in (olds, news)]
-            clear = {c for c in contexts[0] if contexts[0][c] == contexts[1][c] == 1}
-            if state.context in clear:
-                return [old for old in olds if old.context == state.context]
+        sizes = Counter[State]()
+        for leaf in state.leaves or [None]:
             olds, news = (
-                [x for x in states if x.context not in clear] for states in (olds, news)
+                tuple(x for x in states if x.kind == state.kind and leaf in x.leaves)
+                if leaf
+                else tuple(x for x in states if x.kind == state.kind and not x.leaves)
+                for states in (self.before, self.after)
             )
-        if not olds or len(olds) == len(news):
-            return olds and [olds[news.index(state)]]
-        values = [[self.old[i] for i, _ in _entries(old)] for old in olds]
-        if all(all(map(_equal, values[0], x)) for x in values) and not any(
-            owner for x in olds for _, owner in x.groups
-        ):
-            return olds[:1]
+            for old in self._matched(state, olds, news):
+                sizes[old] += math.prod(leaf[1]) if leaf else 1
+        return [old for old, _ in sizes.most_common()]
+
+    def _matched(
+        self, state: State, olds: tuple[State, ...], news: tuple[State, ...]
+    ) -> tuple[State, ...]:
+        """Return the old state, of those that have a leaf, that goes on in a new one.
+
+        They are matched by the states and labels around them and by what they measure,
+        where this occurs once on both sides; the others by order. Without arrays of
+        leaves, all may go on.
+        """
+        for key in operator.attrgetter("context"), operator.attrgetter("measured"):
+            if len(olds) == len(news) == 1:
+                break
+            here, there = (Counter(map(key, states)) for states in (news, olds))
+            clear = {x for x in here if here[x] == there[x] == 1}
+            if key(state) in clear:
+                return tuple(old for old in olds if key(old) == key(state))
+            olds, news = (
+                tuple(x for x in states if key(x) not in clear)
+                for states in (olds, news)
+            )
+        labels = {x.labels for x in olds}, {x.labels for x in news}
+        are_ordered = len(olds) == 1 or max(map(len, labels), default=0) == 1
+        if len(olds) == len(news) and are_ordered:
+            return (olds[news.index(state)],)
+        if not any(owner for x in (*olds, *news) for _, owner in x.groups):
+            return olds
+        if not olds:
+            return ()
         raise ValueError(
             f"`state` has {len(olds)} of {state} for the same leaves, and `new_tx` has"
-            f" {len(news)}, so that it is unknown which goes on. Give each a `name=` of"
-            " its own, or a label of optax.named_chain, in `tx` and `new_tx`; then pass"
+            f" {len(news)}, so that it is unknown which goes on. Give transformations"
+            " of optclip a `name=` of their own in `tx` and `new_tx`, and pass"
             " jax.tree.unflatten(jax.tree.structure(tx.init(params)),"
             " jax.tree.leaves(state)) as `state`."
         )
@@ -141,15 +167,15 @@ class Carrier:
             return None
         overlap, i, other = max(overlaps, key=lambda x: x[0])
         there = sources[i].groups[what, other]
-        change = (
-            f"its norm covers {len(owner - other)} more leaves than before, and"
-            f" {len(other - owner)} fewer"
-        )
-        if overlap < 0.5:
-            self._refuse(there, f"{change}, which hold most of the elements")
-        elif self._move(there, slots):
+        numbers = (len(owner - other), "more"), (len(other - owner), "fewer")
+        change = " and ".join(f"{n} {word}" for n, word in numbers if n)
+        change = f"its norm covers {change} leaves than before"
+        is_taken = any(entry in self.used for entry in there.values())
+        if overlap >= 0.5 and not is_taken and self._move(there, slots):
             self.notes.append(f"the memory of {state} goes on, although {change}")
             return sources[i]
+        self._refuse(there, f"{change}, which hold most of the elements")
+        self.restarted.append((there, f"a memory of {state} restarts: {change}"))
         return None
 
     def _move(self, there: Slots, slots: Slots) -> bool:
@@ -158,8 +184,6 @@ class Carrier:
             self._fits(there[role], slots[role]) for role in slots
         ):
             return self._refuse(there, "another shape, window or kind of number")
-        if any(entry in self.used for entry in there.values()):
-            return self._refuse(there, "another part of `new_tx` took it")
         for role, entry in slots.items():
             self._put(there[role], entry)
         return True
@@ -190,7 +214,8 @@ class Carrier:
     def _note_count(self, state: State, fresh: list[Owner]) -> None:
         """Note that a count goes on beside arrays of new leaves."""
         note = f"the count of {state} goes on beside new arrays of {_names(fresh)}"
-        if any(role[0] == "nu" for slots in state.groups.values() for role in slots):
+        fields = {role[0] for slots in state.groups.values() for role in slots}
+        if fields >= {"mu", "nu"}:
             note += (
                 ", whose first updates are up to 6.6 times the learning rate (b1=0.9,"
                 " b2=0.999). Give new leaves a label of their own in optax.partition"
@@ -204,7 +229,10 @@ class Carrier:
                 [x.groups[None, None][f,][0] for f in HISTORY] for x in (state, old)
             )
             arrays = [self.old[i] for i in there], [self.new[i] for i in here]
-            for i, x in zip(here, carried_history(*arrays), strict=True):
+            moved = carried_history(*arrays)
+            if moved is arrays[0]:
+                moved = [*map(self._once, there)]
+            for i, x in zip(here, moved, strict=True):
                 self.new[i] = _placed(x, arrays[0][0])
 
     def _fits(self, old: Entry, new: Entry) -> bool:
@@ -213,7 +241,7 @@ class Carrier:
             jnp.shape(x)[row is not None :]
             for x, (_, row) in zip(arrays, (old, new), strict=True)
         ]
-        kinds = [*map(_leaves.is_floating, arrays)]
+        kinds = [_leaves.is_floating(x) for x in (self.like[old[0]], arrays[1])]
         return shapes[0] == shapes[1] and kinds[0] == kinds[1]
 
     def _put(self, old: Entry, new: Entry) -> None:
@@ -240,10 +268,15 @@ class Carrier:
                 place, old_place = (... if r is None else r for r in (row, old_row))
                 rows[place] = np.asarray(self.old[i])[old_place]
             return _placed(rows, old)
-        if at in self.returned and isinstance(old, jax.Array):
+        return self._once(at)
+
+    def _once(self, index: int) -> Any:
+        """Return an old array, or a copy of it from the second time on."""
+        old = self.old[index]
+        if index in self.returned and isinstance(old, jax.Array):
             # A donation must not delete an array twice.
             return jax.device_put(old, old.sharding, may_alias=False)
-        self.returned.add(at)
+        self.returned.add(index)
         return old
 
     def _beside(self, new: Any) -> Any:
@@ -256,8 +289,11 @@ class Carrier:
         is_ours = isinstance(new, jax.Array) and len(kinds) == 1
         if not is_ours or new.sharding.memory_kind in kinds:
             return new
-        is_whole = new.sharding.is_fully_replicated and like[0].is_fully_replicated
-        sharding = like[0] if is_whole else new.sharding
+        sharding = new.sharding
+        if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+            # It would be committed to its device, and the others are on a mesh.
+            meshes = [x.mesh for x in like if isinstance(x, jax.NamedSharding)]
+            sharding = jax.NamedSharding(meshes[0], jax.P()) if meshes else like[0]
         return jax.device_put(new, sharding.with_memory_kind(kinds[0] or ""))
 
     def lines(self) -> list[str]:
@@ -281,7 +317,14 @@ class Carrier:
             f"{name}{_names(owners, ' for ')}: {reason}"
             for (name, reason), owners in lines.items()
         ]
-        return [*texts, *dict.fromkeys(self.notes)]
+        elsewhere = [
+            note
+            for there, note in self.restarted
+            if any(entry in self.used for entry in there.values())
+        ]
+        if self.leaves[0] and not {*self.leaves[0]} & {*self.leaves[1]}:
+            texts.append("no leaf of `params` is in `new_params`, by path and shape")
+        return [*texts, *dict.fromkeys(self.notes + elsewhere)]
 
     def _is_lost(self, what: Any, owner: Owner | None, role: Any, entry: Entry) -> bool:
         """Return whether an entry of a kept leaf, or of a memory, did not move."""
@@ -291,7 +334,7 @@ class Carrier:
         x = self.old[entry[0]]
         if owner is None and entry not in self.reasons:
             return False  # A count that the new optimizer does not have.
-        if owner and self.kept.isdisjoint(path for path, _ in owner):
+        if owner and self.gone.issuperset(path for path, _ in owner):
             return False
         return bool(np.any(_readable(x)[... if entry[1] is None else entry[1]]))
 
@@ -302,18 +345,15 @@ class Carrier:
             return "`new_tx` has no such state"
         if owner and owner != LOSS and owner.isdisjoint(self.leaves[1]):
             return "the leaf has another shape"
-        if not what and owner and len(owner) > 1:
+        if what is None and owner and len(owner) > 1:
             return "it is one array for all leaves, which changed"
-        if what:
-            return "`new_tx` has no memory of the same name, norm, scope and rule"
-        return "its label has no such state in `new_tx`"
-
-
-def _are_apart(states: list[State]) -> bool:
-    """Return whether no two states have a leaf in common."""
-    return sum(len(x.leaves) for x in states) == len(
-        frozenset().union(*(x.leaves for x in states))
-    )
+        if what is None:
+            return "`new_tx` has no such state for this leaf"
+        if any(
+            w == what and o and owner and o & owner for x in alike for w, o in x.groups
+        ):
+            return "its leaves are below another norm"
+        return "`new_tx` has no memory of the same name, norm, scope and rule"
 
 
 def _entries(state: State) -> list[Entry]:
@@ -326,7 +366,8 @@ def _size(leaves: Owner) -> int:
 
 def _names(owners: list[Owner], before: str = "") -> str:
     """Return the paths of the first leaves, and the number of others."""
-    paths = ["/".join(path) for owner in owners for path, _ in sorted(owner - LOSS)]
+    leaves = dict.fromkeys(x for owner in owners for x in sorted(owner - LOSS))
+    paths = ["/".join(path) or "the array" for path, _ in leaves]
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return before + ", ".join(paths[:3]) + more if paths else ""
 

@@ -106,7 +106,8 @@ def carry_over(
     fresh, news = addressed(new_init, new_params, leaves[1])
     arrays = jax.tree.leaves(fresh)
     of_leaves = [[*x.values()] for x in leaves]
-    carrier = Carrier(olds, jax.tree.leaves(state), news, arrays, of_leaves)
+    old, like = map(jax.tree.leaves, (state, expected))
+    carrier = Carrier(olds, old, like, news, arrays, of_leaves)
     treedef = jax.tree.structure(_boxes.boxed_as(state, expected, fresh))
     carried = jax.tree.unflatten(treedef, carrier.carried())
     if lines := carrier.lines():
