@@ -29,7 +29,8 @@ from .._typing import ClipState
 # A leaf is the texts of the keys of its path, and its shape.
 Leaf = tuple[tuple[str, ...], tuple[int, ...]]
 Owner = frozenset[Leaf]
-# The owner of the memory of a rule for losses.
+# The leaf of a label without leaves, and the owner of the memory of a rule for losses.
+NO_LEAF: Leaf = (("no leaf",), (0,))
 LOSS: Owner = frozenset([(("max_loss", "of", "skip"), ())])
 
 # The keys of nodes that are no states.
@@ -95,25 +96,22 @@ class _Norms(NamedTuple):
     memories: dict[tuple[int, ...], tuple[Hashable, list[Owner], bool]]
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
 class _Mark:
     """A node around one leaf. Other attributes, such as the shape, are the leaf's."""
 
-    def __init__(self, key: MarkKey, leaf: Any) -> None:
-        self.key, self.leaf = key, leaf
+    key: MarkKey
+    leaf: Any
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "leaf"), name)
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[MarkKey, Any]], MarkKey]:
-        return [(self.key, self.leaf)], self.key
 
-    def tree_flatten(self) -> tuple[list[Any], MarkKey]:
-        return [self.leaf], self.key
-
-    @classmethod
-    def tree_unflatten(cls, key: MarkKey, leaves: Any) -> _Mark:
-        return cls(key, *leaves)
+jax.tree_util.register_pytree_with_keys(
+    _Mark,
+    lambda mark: ([(mark.key, mark.leaf)], mark.key),
+    lambda key, leaves: _Mark(key, *leaves),
+)
 
 
 def leaves_of(params: PyTree) -> dict[KeyPath, Leaf]:
@@ -168,8 +166,7 @@ def addressed(
         if of_node is None or _text(inside[0]) != "clip_memory":
             slots = [_slot(inside, owner)]
         else:
-            entry = functools.partial(_node, nodes, place)
-            slots = _memory_slots(inside, owner, of_node, entry)
+            slots = _memory_slots(inside, owner, of_node)
         for what, role, owner_of_slot, row in slots:
             group = states[place].groups.setdefault((what, owner_of_slot), {})
             while role in group:
@@ -181,16 +178,17 @@ def addressed(
     for label, inside in labeled.items():
         # A count belongs to the leaves of its label, as far as states show these.
         rest = frozenset().union(*(each.leaves for each in inside if label))
-        if not rest and not (label and _hides_leaves(nodes[label])):
-            rest = frozenset(leaves.values())
+        hidden = jax.tree.leaves(nodes[label], is_leaf=_is_masked) if label else []
+        if not rest:
+            no_leaf = any(map(_is_masked, hidden))
+            rest = frozenset([NO_LEAF] if no_leaf else leaves.values())
         for each in inside:
             each.leaves.update(() if each.leaves else rest)
     return state, [*states.values()]
 
 
-def _node(nodes: dict[KeyPath, Any], path: KeyPath, inside: KeyPath = ()) -> Any:
+def _node(nodes: dict[KeyPath, Any], path: KeyPath) -> Any:
     """Return the node at a path, and store it."""
-    path = (*path, *inside)
     if path not in nodes:
         above = _node(nodes, path[:-1])
         is_child = functools.partial(operator.is_not, above)
@@ -206,36 +204,44 @@ def _owned(
     leaves: dict[KeyPath, Leaf],
 ) -> Iterator[tuple[KeyPath, KeyPath, Owner | None]]:
     """Yield the keys above and below the path of the leaf, and the owner, of arrays."""
-    marked, every = _marked(init, params, state), [*leaves.items()]
-    for i, (path, x) in enumerate(jax.tree.leaves_with_path(state)):
-        texts = [*map(_text, path)]
-        is_ours = not _OURS.isdisjoint(texts)
-        if marked is None:
-            # Without marks, a leaf is where the path ends in that of the leaf.
-            starts = (j for j in range(1, len(path)) if path[j:] in leaves)
-            start = None if is_ours else next(starts, None)
-            is_leaf = start is not None and (jnp.ndim(x) or not leaves[path[start:]][1])
-            number = [*leaves].index(path[start:]) if is_leaf else None
-            at, shape = len(path), None
-        else:
-            keys, shape = marked[i][0], marked[i][1].shape
-            at = next((j for j, k in enumerate(keys) if isinstance(k, MarkKey)), None)
-            number = None if at is None else keys[at].number
-        if number is not None and at is not None:
-            keys, leaf = every[number]
-            is_there = path[at - len(keys) : at] == keys
-            yield path[: at - len(keys) * is_there], path[at:], frozenset([leaf])
-            continue
-        # One array for all leaves, as in `optax.flatten`, becomes longer with them.
+    pairs, every = jax.tree.leaves_with_path(state), [*leaves.items()]
+    marked = _marked(init, params)
+    if [_bare(path) for path, _ in marked] != [path for path, _ in pairs]:
+        marked = []
+    for i, (path, x) in enumerate(pairs):
+        is_ours = not _OURS.isdisjoint(map(_text, path))
         is_pooled = jnp.ndim(x) > 0 and _leaves.is_floating(x) and not is_ours
-        is_pooled = is_pooled and jnp.shape(x) != shape
-        yield path, (), frozenset(leaves.values()) if is_pooled else None
+        keys, leaf, at = path, None, len(path)
+        if marked:
+            marks = [j for j, k in enumerate(marked[i][0]) if isinstance(k, MarkKey)]
+            if marks:
+                at = marks[0]
+                keys, leaf = every[marked[i][0][at].number]
+            # One array for all leaves, as in `optax.flatten`, becomes longer with them.
+            is_pooled = is_pooled and jnp.shape(x) != marked[i][1].shape
+        elif not is_ours:
+            # Without marks, a leaf is where the path ends in that of the leaf.
+            ends = [path[j:] for j in range(1, at) if path[j:] in leaves]
+            keys = [*ends, path][0]
+            is_scalar = jnp.ndim(x) == 0
+            leaf = (
+                None
+                if is_scalar and leaves.get(keys, ((), ()))[1]
+                else leaves.get(keys)
+            )
+        if leaf is not None:
+            cut = at - len(keys) * (path[at - len(keys) : at] == keys)
+            yield path[:cut], path[at:], frozenset([leaf])
+        else:
+            yield path, (), frozenset(leaves.values()) if is_pooled else None
 
 
-def _marked(
-    init: Callable[[PyTree], PyTree], params: PyTree, state: PyTree
-) -> list[tuple[KeyPath, Any]] | None:
-    """Return the arrays of a state of marked and longer leaves; None if it differs."""
+def _bare(path: KeyPath) -> KeyPath:
+    return tuple(key for key in path if not isinstance(key, MarkKey))
+
+
+def _marked(init: Callable[[PyTree], PyTree], params: PyTree) -> list[Any]:
+    """Return the paths and arrays of a state of marked and longer leaves."""
     numbers = itertools.count()
 
     def longer(x: Any) -> _Mark:
@@ -243,18 +249,11 @@ def _marked(
         leaf = jax.ShapeDtypeStruct(shape, jnp.result_type(x))
         return _Mark(MarkKey(next(numbers)), leaf)
 
-    def bare(x: Any) -> Any:
-        return bare(x.leaf) if isinstance(x, _Mark) else x
-
-    def unmarked(tree: PyTree) -> PyTree:
-        return jax.tree.map(bare, tree, is_leaf=lambda x: isinstance(x, _Mark))
-
     try:
         marked = jax.eval_shape(init, jax.tree.map(longer, params))
     except Exception:  # An `init` may do anything with its parameters.
-        return None
-    is_same = jax.tree.structure(unmarked(marked)) == jax.tree.structure(state)
-    return jax.tree.leaves_with_path(marked) if is_same else None
+        return []
+    return jax.tree.leaves_with_path(marked)
 
 
 def _text(key: Any) -> str:
@@ -274,10 +273,8 @@ def _state(place: KeyPath, node: Any, norms: _Norms | None) -> State:
     return State((kind, other, name), context, labels, measured, {*leaves})
 
 
-def _hides_leaves(state: PyTree) -> bool:
-    """Return whether a state has `optax.MaskedNode` in place of leaves."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
-    return any(isinstance(x, optax.MaskedNode) for x in nodes)
+def _is_masked(x: Any) -> bool:
+    return isinstance(x, optax.MaskedNode)
 
 
 # What an array measures, its role and owner, and the row of an entry.
@@ -296,7 +293,6 @@ def _memory_slots(
     inside: KeyPath,
     owner: Owner | None,
     norms: _Norms,
-    node: Callable[[KeyPath], Any],
 ) -> Iterator[_Address]:
     """Yield the addresses of an array in a memory, one for each norm in it."""
     # The key after the field is the name of the norm.
@@ -308,8 +304,9 @@ def _memory_slots(
         yield what, role, owner or (below[0] if is_alone else None), None
         return
     at = role.index("by_digest")
-    before, after, end = role[:at], role[at + 2 :], start - 1 + at + 2
-    if after and set(node(inside[:end])) == {*map(str, range(len(below)))}:
+    # The key after the digest is the position of a norm, or there is a row for each.
+    before, after = role[:at], role[at + 2 :]
+    if after and after[0].isdecimal():
         yield what, (*before, *after[1:]), below[int(after[0])], None
         return
     for row, leaves in enumerate(below):

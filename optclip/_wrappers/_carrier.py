@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 
 from .._arrays import _leaves
 from .._typing import ClipState, HistoryState, SkipState
-from ._addresses import LOSS, Leaf, Owner, Slots, State
+from ._addresses import LOSS, Group, Leaf, Owner, Slots, State
 from ._carried_history import FIELDS as HISTORY
 from ._carried_history import carried_history
 
@@ -46,15 +47,13 @@ class Carrier:
         self.like, self.leaves = like, leaves
         # Nothing is lost with the arrays of leaves that are gone.
         self.gone = {x for x, _ in leaves[0]} - {x for x, _ in leaves[1]}
-        self.entries = Counter(i for state in after for i, _ in _entries(state))
-        self.used = set[Entry]()
+        groups = [slots for state in after for slots in state.groups.values()]
+        self.entries = Counter(i for slots in groups for i, _ in slots.values())
         # The old entry for each row of a new array.
         self.moves: dict[int, dict[int | None, Entry]] = {}
-        # Why an entry of the old state is not in the result.
-        self.reasons: dict[Entry, str] = {}
+        # Why arrays of an owner are lost; None if they moved, "" if a note names them.
+        self.fates: dict[tuple[State, Group], str | None] = {}
         self.notes: list[str] = []
-        # Memories that restart, and notes for those whose old one went on elsewhere.
-        self.restarted: list[tuple[Slots, str]] = []
         self.returned = set[int]()
         arrays = [x for x in old if isinstance(x, jax.Array)]
         self.shardings = [
@@ -100,15 +99,13 @@ class Carrier:
         There are several if labels were joined.
         """
         sizes = Counter[State]()
-        for leaf in state.leaves or [None]:
+        for leaf in state.leaves:
             olds, news = (
                 tuple(x for x in states if x.kind == state.kind and leaf in x.leaves)
-                if leaf
-                else tuple(x for x in states if x.kind == state.kind and not x.leaves)
                 for states in (self.before, self.after)
             )
             for old in self._matched(state, olds, news):
-                sizes[old] += math.prod(leaf[1]) if leaf else 1
+                sizes[old] += math.prod(leaf[1])
         return [old for old, _ in sizes.most_common()]
 
     def _matched(
@@ -120,21 +117,23 @@ class Carrier:
         where this occurs once on both sides; the others by order. Without arrays of
         leaves, all may go on.
         """
+        number = len(olds)
         for key in operator.attrgetter("context"), operator.attrgetter("measured"):
-            if len(olds) == len(news) == 1:
-                break
             here, there = (Counter(map(key, states)) for states in (news, olds))
-            clear = {x for x in here if here[x] == there[x] == 1}
+            clear = {x for x in here if here[x] == there[x] == 1} - {""}
             if key(state) in clear:
                 return tuple(old for old in olds if key(old) == key(state))
             olds, news = (
                 tuple(x for x in states if key(x) not in clear)
                 for states in (olds, news)
             )
-        labels = {x.labels for x in olds}, {x.labels for x in news}
-        are_ordered = len(olds) == 1 or max(map(len, labels), default=0) == 1
+        are_ordered = all(len({x.labels for x in xs}) == 1 for xs in (olds, news))
         if len(olds) == len(news) and are_ordered:
-            return (olds[news.index(state)],)
+            old = olds[news.index(state)]
+            if old.labels != state.labels and len(olds) < number:
+                places = "/".join(old.labels), "/".join(state.labels)
+                self.notes.append(f"{state} goes on from {places[0]} in {places[1]}")
+            return (old,)
         if not any(owner for x in (*olds, *news) for _, owner in x.groups):
             return olds
         if not olds:
@@ -148,65 +147,63 @@ class Carrier:
         )
 
     def _carry_owned(
-        self, state: State, sources: list[State], group: Any, slots: Slots
+        self, state: State, sources: list[State], group: Group, slots: Slots
     ) -> State | None:
         """Move the arrays of a leaf or the memory of a norm; return where it was."""
-        what, owner = group
+        what, owner = group[0], group[1] or LOSS
         old = next((old for old in sources if group in old.groups), None)
         if old is not None:
-            return old if self._move(old.groups[group], slots) else None
-        if what is None or owner == LOSS:
-            return None
+            return old if self._move(old, group, slots) else None
         overlaps = [
-            (_size(owner & other) / max(1, _size(owner | other)), i, other)
+            (_size(owner & other) / max(1, _size(owner | other)), i, (what, other))
             for i, old in enumerate(sources)
-            for w, other in old.groups
-            if w == what and other and owner & other
+            for of_old, other in old.groups
+            if what and of_old == what and other and owner & other
         ]
         if not overlaps:
             return None
-        overlap, i, other = max(overlaps, key=lambda x: x[0])
-        there = sources[i].groups[what, other]
-        numbers = (len(owner - other), "more"), (len(other - owner), "fewer")
+        overlap, i, there = max(overlaps, key=operator.itemgetter(0))
+        numbers = (len(owner - there[1]), "more"), (len(there[1] - owner), "fewer")
         change = " and ".join(f"{n} {word}" for n, word in numbers if n)
         change = f"its norm covers {change} leaves than before"
-        is_taken = any(entry in self.used for entry in there.values())
-        if overlap >= 0.5 and not is_taken and self._move(there, slots):
+        is_free = self.fates.get((sources[i], there), "") is not None
+        if overlap >= 0.5 and is_free and self._move(sources[i], there, slots):
             self.notes.append(f"the memory of {state} goes on, although {change}")
             return sources[i]
-        self._refuse(there, f"{change}, which hold most of the elements")
-        self.restarted.append((there, f"a memory of {state} restarts: {change}"))
+        self.fates.setdefault((sources[i], there), "")
+        note = f"the memory of {state} for {_names([owner])} restarts: {change}"
+        self.notes.append(note + ", which hold most of the elements")
         return None
 
-    def _move(self, there: Slots, slots: Slots) -> bool:
+    def _move(self, old: State, group: Group, slots: Slots) -> bool:
         """Move all arrays of an owner, or none; return whether."""
+        there = old.groups[group]
         if there.keys() != slots.keys() or not all(
             self._fits(there[role], slots[role]) for role in slots
         ):
-            return self._refuse(there, "another shape, window or kind of number")
+            why = "another shape, window or kind of number"
+            self.fates.setdefault((old, group), why)
+            return False
+        self.fates[old, group] = None
         for role, entry in slots.items():
             self._put(there[role], entry)
         return True
 
     def _carry_shared(
-        self, state: State, sources: list[State], what: Any, slots: Slots
+        self, state: State, sources: list[State], what: Hashable, slots: Slots
     ) -> bool:
         """Move arrays without an owner, such as a count; return whether one counts."""
         counts = False
         for role, entry in slots.items():
             here = [old.groups.get((what, None), {}).get(role) for old in sources]
-            there = [old for old in here if old is not None]
+            there = [old for old in here if old and self._fits(old, entry)]
             if not there:
-                continue
-            if not self._fits(there[0], entry):
-                self._refuse({role: there[0]}, "another shape or kind of number")
                 continue
             first, *others = (self.old[i] for i, _ in there)
             is_record = state.kind[0] in (ClipState, SkipState)
             if not is_record and not all(_equal(first, x) for x in others):
                 note = f"{role[-1]} of {state} is that of most elements: it differs"
                 self.notes.append(f"{note} between the states that are joined")
-            self.used.update(there)
             self._put(there[0], entry)
             counts |= not _leaves.is_floating(first) and bool(np.any(_readable(first)))
         return counts
@@ -245,12 +242,7 @@ class Carrier:
         return shapes[0] == shapes[1] and kinds[0] == kinds[1]
 
     def _put(self, old: Entry, new: Entry) -> None:
-        self.used.add(old)
         self.moves.setdefault(new[0], {})[new[1]] = old
-
-    def _refuse(self, there: Slots, reason: str) -> bool:
-        self.reasons.update(dict.fromkeys(there.values(), reason))
-        return False
 
     def _array(self, index: int, new: Any) -> Any:
         """Return an array of the new state with the entries that moved to it."""
@@ -301,63 +293,42 @@ class Carrier:
         lines: dict[tuple[str, str], list[Owner]] = {}
         for state in self.before:
             for (what, owner), slots in state.groups.items():
-                lost = {
-                    r: e for r, e in slots.items() if self._is_lost(what, owner, r, e)
-                }
-                if not lost:
-                    continue
-                fields = dict.fromkeys(role[0] for role in lost)
-                name = (
-                    f"memory of {state}" if what else f"{', '.join(fields)} of {state}"
-                )
-                reason = self.reasons.get(next(iter(lost.values())))
-                reason = reason or self._reason(state, what, owner)
-                lines.setdefault((name, reason), []).append(owner or LOSS)
+                fate = self.fates.get((state, (what, owner)), "lost")
+                if owner is None or not fate or not self._matters(owner, slots):
+                    continue  # Without an owner it is a count that `new_tx` lacks.
+                fields = ", ".join(dict.fromkeys(role[0] for role in slots))
+                name = f"{'memory' if what else fields} of {state}"
+                reason = self._reason(state, what, owner) if fate == "lost" else fate
+                lines.setdefault((name, reason), []).append(owner)
         texts = [
             f"{name}{_names(owners, ' for ')}: {reason}"
             for (name, reason), owners in lines.items()
         ]
-        elsewhere = [
-            note
-            for there, note in self.restarted
-            if any(entry in self.used for entry in there.values())
-        ]
         if self.leaves[0] and not {*self.leaves[0]} & {*self.leaves[1]}:
             texts.append("no leaf of `params` is in `new_params`, by path and shape")
-        return [*texts, *dict.fromkeys(self.notes + elsewhere)]
+        return [*texts, *dict.fromkeys(self.notes)]
 
-    def _is_lost(self, what: Any, owner: Owner | None, role: Any, entry: Entry) -> bool:
-        """Return whether an entry of a kept leaf, or of a memory, did not move."""
-        is_record = any(word in role[0] for word in ("_record", "history_"))
-        if entry in self.used or is_record:
-            return False
-        x = self.old[entry[0]]
-        if owner is None and entry not in self.reasons:
-            return False  # A count that the new optimizer does not have.
-        if owner and self.gone.issuperset(path for path, _ in owner):
-            return False
-        return bool(np.any(_readable(x)[... if entry[1] is None else entry[1]]))
+    def _matters(self, owner: Owner, slots: Slots) -> bool:
+        """Return whether a kept leaf or a memory loses numbers other than 0."""
+        return not self.gone.issuperset(path for path, _ in owner) and any(
+            np.any(_readable(self.old[i])[... if row is None else row])
+            for i, row in slots.values()
+        )
 
-    def _reason(self, state: State, what: Any, owner: Owner | None) -> str:
+    def _reason(self, state: State, what: Hashable, owner: Owner) -> str:
         """Return why nothing took the arrays of an owner."""
         alike = [x for x in self.after if x.kind[:2] == state.kind[:2]]
         if not alike:
             return "`new_tx` has no such state"
-        if owner and owner != LOSS and owner.isdisjoint(self.leaves[1]):
+        if owner != LOSS and owner.isdisjoint(self.leaves[1]):
             return "the leaf has another shape"
-        if what is None and owner and len(owner) > 1:
+        if what is None and len(owner) > 1:
             return "it is one array for all leaves, which changed"
         if what is None:
             return "`new_tx` has no such state for this leaf"
-        if any(
-            w == what and o and owner and o & owner for x in alike for w, o in x.groups
-        ):
+        if any(w == what and o and o & owner for x in alike for w, o in x.groups):
             return "its leaves are below another norm"
         return "`new_tx` has no memory of the same name, norm, scope and rule"
-
-
-def _entries(state: State) -> list[Entry]:
-    return [entry for slots in state.groups.values() for entry in slots.values()]
 
 
 def _size(leaves: Owner) -> int:
