@@ -172,19 +172,24 @@ def addressed(
             while role in group:
                 role = (*role, "again")
             group[role] = index, row
-    for each in states.values():
+    for label, inside in labeled.items():
+        _add_leaves(inside, nodes[label] if label else None, leaves)
+    return state, [*states.values()]
+
+
+def _add_leaves(
+    states: list[State], label: PyTree, leaves: dict[KeyPath, Leaf]
+) -> None:
+    """Add the leaves of the states below one label, or below none."""
+    for each in states:
         owners = [owner for what, owner in each.groups if owner and what is None]
         each.leaves.update(*owners)
-    for label, inside in labeled.items():
-        # A count belongs to the leaves of its label, as far as states show these.
-        rest = frozenset().union(*(each.leaves for each in inside if label))
-        hidden = jax.tree.leaves(nodes[label], is_leaf=_is_masked) if label else []
-        if not rest:
-            no_leaf = any(map(_is_masked, hidden))
-            rest = frozenset([NO_LEAF] if no_leaf else leaves.values())
-        for each in inside:
-            each.leaves.update(() if each.leaves else rest)
-    return state, [*states.values()]
+    # A count belongs to the leaves of its label, as far as other states show these.
+    rest = set[Leaf]().union(*(each.leaves for each in states if label is not None))
+    hidden = map(_is_masked, jax.tree.leaves(label, is_leaf=_is_masked))
+    rest = rest or {*([NO_LEAF] if any(hidden) else leaves.values())}
+    for each in states:
+        each.leaves.update(() if each.leaves else rest)
 
 
 def _node(nodes: dict[KeyPath, Any], path: KeyPath) -> Any:

@@ -93,6 +93,11 @@ def carry_over(
         for x in jax.tree.leaves(tree):
             if not (hasattr(x, "dtype") or _validate.is_number(x)):
                 raise TypeError(_validate.must_be(name, "a tree of arrays", x))
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+        advice = "Call carry_over outside of jax.jit."
+        raise TypeError(
+            _validate.must_be("state", "concrete arrays", "tracers", advice)
+        )
     leaves = [leaves_of(params), leaves_of(new_params)]
     olds = []
 
@@ -121,43 +126,28 @@ def _zeros(x: Any) -> Any:
 
 
 def _check_structure(state: PyTree, expected: PyTree) -> None:
-    if jax.tree.structure(state) == jax.tree.structure(expected):
-        _check_shapes(state, expected)
-        return
-    raise ValueError(
-        "`state` must have the structure of tx.init(params):"
-        f" {_first_difference(state, expected)}. Pass the `tx` and `params` that made"
-        " the state, before the new ones, and restore a checkpoint into"
-        " tx.init(params)."
-    )
-
-
-def _first_difference(state: PyTree, expected: PyTree) -> str:
-    """Return a path that only one of two states has, in words."""
+    """Raise unless a state has the structure and the shapes that `init` returns."""
     here, there = (
-        [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+        {
+            jax.tree_util.keystr(path): jnp.shape(x)
+            for path, x in jax.tree.leaves_with_path(tree)
+        }
         for tree in (state, expected)
     )
-    if missing := [path for path in there if path not in {*here}]:
-        return f"it lacks {missing[0]}"
-    if unknown := [path for path in here if path not in {*there}]:
-        return f"it has the unknown {unknown[0]}"
-    return f"a {type(state).__name__} instead of a {type(expected).__name__}"
-
-
-def _check_shapes(state: PyTree, expected: PyTree) -> None:
-    """Raise if an array has another shape, which would restart silently."""
-    pairs = zip(
-        jax.tree.leaves_with_path(state), jax.tree.leaves(expected), strict=True
-    )
-    for (path, x), like in pairs:
-        # A history may be restored into a transformation with another `steps=`.
-        is_history = any("history_" in str(key) for key in path[-2:])
-        if jnp.shape(x) == jnp.shape(like) or is_history:
-            continue
+    if jax.tree.structure(state) != jax.tree.structure(expected):
+        words = [f"it lacks {path}" for path in there if path not in here]
+        words += [f"it has the unknown {path}" for path in here if path not in there]
+        words += [f"a {type(state).__name__} instead of a {type(expected).__name__}"]
         raise ValueError(
-            f"`state`{jax.tree_util.keystr(path)} must have the shape"
-            f" {jnp.shape(like)}, got {jnp.shape(x)}. Pass the `tx` and `params` that"
-            " made it. Index a stacked state first: jax.tree.map(lambda x: x[0],"
-            " state)."
+            f"`state` must have the structure of tx.init(params): {words[0]}. Pass the"
+            " `tx` and `params` that made the state, before the new ones, and restore a"
+            " checkpoint into tx.init(params)."
         )
+    for path, shape in here.items():
+        # A history may be restored into a transformation with another `steps=`.
+        if shape != there[path] and ".history_" not in path:
+            raise ValueError(
+                f"`state`{path} must have the shape {there[path]}, got {shape}. Pass"
+                " the `tx` and `params` that made it. Index a stacked state first:"
+                " jax.tree.map(lambda x: x[0], state)."
+            )
