@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from .._arrays import _validate
 from .._arrays._types import PyTree
@@ -93,11 +94,10 @@ def carry_over(
         for x in jax.tree.leaves(tree):
             if not (hasattr(x, "dtype") or _validate.is_number(x)):
                 raise TypeError(_validate.must_be(name, "a tree of arrays", x))
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
-        advice = "Call carry_over outside of jax.jit."
-        raise TypeError(
-            _validate.must_be("state", "concrete arrays", "tracers", advice)
-        )
+    for x in jax.tree.leaves(state):
+        if isinstance(x, Tracer):
+            advice = "Call carry_over outside of jax.jit."
+            raise TypeError(_validate.must_be("state", "concrete arrays", x, advice))
     leaves = [leaves_of(params), leaves_of(new_params)]
     olds = []
 
