@@ -67,25 +67,29 @@ def carry_over(
     Raises:
       ValueError: `state` has another structure or other shapes than `tx.init(params)`,
         two leaves have the same path, or several states of one type and name, such as
-        two transformations `clip`, become more or fewer: give each a `name`.
+        two transformations `clip`, become more or fewer, and it is unclear whose
+        memory or moments continue: give each a `name`.
 
     Warns:
-      UserWarning: A moment of a leaf in `new_params` or a learned memory restarts, or a
-        count continues for moments that do.
+      UserWarning: A moment of a leaf in `new_params` or a learned memory restarts, a
+        count continues for moments that do, joined counts differ, or no leaf remains.
 
     Edge cases:
       - Paths are compared by the texts of their keys, so `[x]`, `(x,)` and `{"0": x}`
         have the same leaf. A leaf of another shape is another leaf.
       - A count moves with the moments that it counts. It continues for a new leaf under
         the same label, whose first updates by Adam are up to 6.6 times the learning
-        rate. Under a separate label of `optax.partition` it starts at 0.
+        rate. Under a separate label of `optax.partition` it starts at 0. Joined labels
+        keep the count of most elements.
       - The memory of a rule moves if the quantity, the scope and the kind of rule are
         the same. If its norm covers other leaves, it moves, with a warning, where the
         common leaves have at least half of all elements.
-      - States of one type and name are matched by order, or by their labels.
+      - States of one type and name are matched by the labels and wrappers around them,
+        where these are unique, then by norm and scope, then by order.
       - History of other quantities: those that are new read 0 in the old steps. With
         another `steps=`, the newest rows are kept.
-      - `optax.flatten`: its moments restart, with a warning, if a leaf changes.
+      - Arrays over all leaves, as in `optax.flatten`, restart if a leaf changes. States
+        without a named tuple restart if a chain or wrapper around them changes.
     """
     old_init, new_init = (
         transformation(name, x).init for name, x in (("tx", tx), ("new_tx", new_tx))
