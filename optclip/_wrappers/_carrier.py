@@ -143,7 +143,8 @@ class Carrier:
             f" {len(news)}, so that it is unknown which goes on. Give transformations"
             " of optclip a `name=` of their own in `tx` and `new_tx`, and pass"
             " jax.tree.unflatten(jax.tree.structure(tx.init(params)),"
-            " jax.tree.leaves(state)) as `state`."
+            " jax.tree.leaves(state)) as `state`. States of optax need labels, as those"
+            " of optax.named_chain, whose state is dict(zip(labels, state))."
         )
 
     def _carry_owned(
@@ -171,8 +172,10 @@ class Carrier:
             self.notes.append(f"the memory of {state} goes on, although {change}")
             return sources[i]
         self.fates.setdefault((sources[i], there), "")
+        if overlap >= 0.5:
+            change = "the old one goes on in another norm"
         note = f"the memory of {state} for {_names([owner])} restarts: {change}"
-        self.notes.append(note + ", which hold most of the elements")
+        self.notes.append(note)
         return None
 
     def _move(self, old: State, group: Group, slots: Slots) -> bool:
@@ -326,7 +329,8 @@ class Carrier:
             return "it is one array for all leaves, which changed"
         if what is None:
             return "`new_tx` has no such state for this leaf"
-        if any(w == what and o and o & owner for x in alike for w, o in x.groups):
+        same = [group for x in alike if x.kind == state.kind for group in x.groups]
+        if any(what == of_new and leaves & owner for of_new, leaves in same if leaves):
             return "its leaves are below another norm"
         return "`new_tx` has no memory of the same name, norm, scope and rule"
 

@@ -120,7 +120,7 @@ def carry_over(
     treedef = jax.tree.structure(_boxes.boxed_as(state, expected, fresh))
     carried = jax.tree.unflatten(treedef, carrier.carried())
     if lines := carrier.lines():
-        text = "\n- ".join(["carry_over could not keep all of `state`:", *lines])
+        text = "\n- ".join(["carry_over moved `state` with exceptions:", *lines])
         warnings.warn(text, UserWarning, stacklevel=2)
     return carried
 
