@@ -99,16 +99,10 @@ def test_restore_into_changed_optimizer(change, tmp_path):
     assert optax.tree.get(stepped(new_tx, moved, params), "count") == 2
 
 
-@pytest.mark.parametrize("record", [False, True])
-def test_optax_checkpoint_restores_without_record_alone(record, tmp_path):
+def test_optax_checkpoint_restores_without_record(tmp_path):
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-    like = jax.eval_shape(chain(1.0, record=record).init, PARAMS)
+    like = jax.eval_shape(chain(1.0, record=False).init, PARAMS)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "1", tx.init(PARAMS))
         checkpointer.wait_until_finished()
-        if not record:
-            restored = checkpointer.restore(tmp_path / "1", like)
-            stepped(tx, restored, PARAMS)
-        else:
-            with pytest.raises(ValueError, match="Structure mismatch"):
-                checkpointer.restore(tmp_path / "1", like)
+        stepped(tx, checkpointer.restore(tmp_path / "1", like), PARAMS)
