@@ -71,13 +71,8 @@ def counts(state):
     return [int(x) for _, x in optax.tree.get_all_with_path(state, "count")]
 
 
-def split(part=ADAM, **labels):
-    """Return a partition with one transformation for each label."""
-    return labeled(part, labels)
-
-
 LABELS = {"a": "x", "b": "y"}
-XX, XY = split(a="x", b="x"), split(**LABELS)
+XX, XY = labeled(ADAM, {"a": "x", "b": "x"}), labeled(ADAM, LABELS)
 FLAT = optax.flatten(ADAM)
 LORA = optax.partition({"on": ADAM, "off": FROZEN}, {"a": "off", "b": "off", "c": "on"})
 HEAD = optax.partition({"on": CHAIN, "off": FROZEN}, {"a": "off", "b": "on"})
@@ -109,7 +104,7 @@ def test_carry_over_moments_without_counterpart_start_at_zero(name):
 
 
 def test_carry_over_joined_labels_take_count_of_most_elements():
-    one, tree = split(a="x"), ones("a")
+    one, tree = labeled(ADAM, {"a": "x"}), ones("a")
     state = after(XY, AB, 3, state=carry(one, tree, after(one, tree), XY, AB))
     assert counts(state) == [8, 3]
     # The leaf "a" has six elements, "b" three.
@@ -118,7 +113,8 @@ def test_carry_over_joined_labels_take_count_of_most_elements():
 
 def test_carry_over_new_leaf_beside_adam_is_named_with_remedy():
     state = optax.tree.set(after(ADAM, AB), count=np.int32(5000))
-    remedy, words = split(a="old", b="old", c="new"), (r"\bc\b", "6.6", "partition")
+    remedy = labeled(ADAM, {"a": "old", "b": "old", "c": "new"})
+    words = (r"\bc\b", "6.6", "partition")
     for tx, said, size in ((ADAM, words, 0.315), (remedy, (), 0.1)):
         updates, _ = compiled(tx)(ABC, carry(ADAM, AB, state, tx, ABC, *said), ABC)
         np.testing.assert_allclose(updates["c"], -size, rtol=0.01)
@@ -148,7 +144,7 @@ def thresholds_after(tx, state, tree):
 
 
 A, B = (1.2 * n**0.5 for n in (6, 3))
-LEAVES, WHOLE, SPLIT_CLIP = {"a": A, "b": B}, {"threshold": 3.6}, split(CLIP, **LABELS)
+LEAVES, WHOLE, SPLIT_CLIP = {"a": A, "b": B}, {"threshold": 3.6}, labeled(CLIP, LABELS)
 SKIP = skip(optax.identity())
 XY_GROUPS, YX_GROUPS, YZ_GROUPS = (
     optclip.clip_by_group_norm(LARGEST, {"a": x, "b": y}, record="leaves")
