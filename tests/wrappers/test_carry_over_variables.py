@@ -1,6 +1,5 @@
 """Move the state of `nnx.Optimizer`, whose arrays are in variables."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -47,9 +46,9 @@ def pure(model):
     [(ADAM, ADAM), (ADAM, WRAPPED), (optax.sgd(0.1, 0.9), ADAM)],
     ids=["same", "wrapped", "from momentum"],
 )
-def test_carry_over_of_variables_moves_as_without(tx, new_tx, params):
+def test_carry_over_state_of_nnx_optimizer_continues(tx, new_tx, params):
     model, larger = Model(adapter=False), Model(adapter=True)
-    like, other = optimizer(model, tx).opt_state, optimizer(larger, new_tx).opt_state
+    like, other = optimizer(model, tx).opt_state, optimizer(larger, new_tx)
     bare = carried.numbered(tx.init(pure(model)))
     boxed = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(bare))
     expected, text = carried.carried(tx, pure(model), bare, new_tx, pure(larger))
@@ -58,16 +57,10 @@ def test_carry_over_of_variables_moves_as_without(tx, new_tx, params):
         moved, same = carried.called(tx, *trees)
         helpers.assert_identical(*map(jax.tree.leaves, (moved, expected)))
         assert same == text
-    nnx.update(other, nnx.state(moved))
-    if params is params_of and tx is ADAM:
-        chex.assert_trees_all_equal_structs(moved, other)
-
-
-def test_carry_over_state_of_nnx_optimizer_continues():
-    model, larger = Model(adapter=False), Model(adapter=True)
-    state, other = optimizer(model, ADAM).opt_state, optimizer(larger, WRAPPED)
-    trees = params_of(model), state, WRAPPED, params_of(larger)
-    moved, _ = carried.called(ADAM, *trees)
-    other.opt_state = moved
-    other.update(larger, nnx.grad(lambda m: jnp.sum(m(jnp.ones(2))))(larger))
-    assert optclip.metrics(other.opt_state)["clip/steps"] == 1
+    nnx.update(other.opt_state, nnx.state(moved))
+    if params is params_of:
+        structures = [jax.tree.structure(x) for x in (moved, other.opt_state)]
+        assert structures[0] == structures[1] or tx is not ADAM
+        other.update(larger, nnx.grad(lambda m: jnp.sum(m(jnp.ones(2))))(larger))
+        steps = [optclip.metrics(x)["clip/steps"] for x in (moved, other.opt_state)]
+        assert steps[1] == steps[0] + 1
