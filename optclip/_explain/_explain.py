@@ -72,7 +72,7 @@ def explain(
     leaves = leaves_of(step.names, sizes, medians)
     bad_losses = [tuple(map(int, place)) for place in np.argwhere(~np.isfinite(values))]
     bad_leaves, bad_params = (
-        [name for name, x in zip(step.names, each, strict=True) if not x.is_finite]
+        [n for n, x in zip(step.names, each, strict=True) if not np.isfinite(x.norm)]
         for each in (sizes, sizes_of_params)
     )
     bad_examples: list[int] = []

@@ -196,8 +196,7 @@ class Explanation(NamedTuple):
 
     def __str__(self) -> str:
         nothing = "Nothing stands out: no example, position, row or leaf."
-        lines = self.findings or [nothing]
-        lines = [*lines, f"gradient: norm {self.norm:.4g}"]
+        lines = [*(self.findings or [nothing]), f"gradient: norm {self.norm:.4g}"]
         for leaf in self.leaves:
             lines.append(_line(leaf.fraction, f"{leaf.norm:<9.4g} {_described(leaf)}"))
         for title, entries in (

@@ -20,9 +20,8 @@ def of_contributions(
     """Return the sentence of a single loss, example or position, in this order."""
     of = "the gradient" if method == "derivative" else "the squared norms of examples"
     for table in tables:
-        entry = standing_out(table)
-        if entry is not None:
-            return [f"{_percent(entry.fraction)} of {of} is {entry}."]
+        if entry := standing_out(table):
+            return [f"{entry.fraction:.1%} of {of} is {entry}."]
     return []
 
 
@@ -36,9 +35,9 @@ def of_leaves(leaves: list[Leaf]) -> list[str]:
     if part is not None and part.length > 2:
         fraction = largest.fraction * part.fraction
         if fraction > max(0.5, 2 / part.length):
-            return [f"{_percent(fraction)} {of} {part} of {named(largest.name)}."]
+            return [f"{fraction:.1%} {of} {part} of {named(largest.name)}."]
     if largest.fraction > _MOST_OF_A_LEAF and len(leaves) > 2:
-        return [f"{_percent(largest.fraction)} {of} {named(largest.name)}."]
+        return [f"{largest.fraction:.1%} {of} {named(largest.name)}."]
     return []
 
 
@@ -51,9 +50,10 @@ def of_history(leaves: list[Leaf]) -> list[str]:
     (ratio, name), *others = sorted(ratios, reverse=True)
     if others and others[0][0] * _TOGETHER > ratio:
         least = min(ratio for ratio, _ in ratios)
-        return [f"Leaves have {_times(least)} to {_times(ratio)} their median norms."]
-    rest = f"; the others have at most {_times(others[0][0])}" if others else ""
-    return [f"{named(name)} has {_times(ratio)} its median norm{rest}."]
+        times = f"{least:.3g} times to {ratio:.3g} times"
+        return [f"Leaves have {times} their median norms."]
+    rest = f"; the others have at most {others[0][0]:.3g} times" if others else ""
+    return [f"{named(name)} has {ratio:.3g} times its median norm{rest}."]
 
 
 def of_outliers(outliers: list[Outlier]) -> list[str]:
@@ -62,7 +62,7 @@ def of_outliers(outliers: list[Outlier]) -> list[str]:
         return []
     outlier = outliers[0]
     of = "norm" if outlier.axis is not None else "root mean square of a matrix"
-    return [f"Parameters: {outlier} has {_times(outlier.ratio)} the median {of}."]
+    return [f"Parameters: {outlier} has {outlier.ratio:.3g} times the median {of}."]
 
 
 def of_nonfinite(
@@ -97,11 +97,3 @@ def of_nonfinite(
 def _list(words: list[str]) -> str:
     more = f" and {len(words) - 3} more" if len(words) > 3 else ""
     return ", ".join(words[:3]) + more
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction:.1%}"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.3g} times"

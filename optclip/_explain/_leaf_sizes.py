@@ -34,14 +34,6 @@ class Size(NamedTuple):
     slices: list[np.ndarray]
     shape: tuple[int, ...]
 
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.norm)
-
-    @property
-    def rms(self) -> float:
-        return self.norm / np.sqrt(max(math.prod(self.shape), 1))
-
 
 def sizes_of(leaves: list[jax.Array]) -> list[Size]:
     """Return the sizes of leaves, with the sums over slices in float64."""
@@ -159,7 +151,8 @@ def outliers_of(names: list[str], sizes: list[Size]) -> list[Outlier]:
         for axis, norms in enumerate(size.slices)
         for outlier in _above(norms, _MOST_OF_SLICES)
     ]
-    rms = np.array([size.rms for _, size in matrices])
+    counts = [max(math.prod(size.shape), 1) for _, size in matrices]
+    rms = np.array([size.norm for _, size in matrices]) / np.sqrt(counts)
     outliers += [
         Outlier(matrices[i][0], matrices[i][1].shape, None, None, ratio)
         for i, ratio in _above(rms, _MOST_OF_LEAVES)

@@ -70,9 +70,8 @@ def history(opt_state: PyTree) -> dict[str, np.ndarray]:
       ValueError: The state has no history, or several, or is of an ensemble.
     """
     state = _history_in(opt_state)
-    (rows,) = jax.tree.leaves(read_field(state, "history_rows"))
-    (count,) = jax.tree.leaves(read_field(state, "history_count"))
-    (text,) = jax.tree.leaves(read_field(state, "history_names"))
+    fields = "history_rows", "history_count", "history_names"
+    rows, count, text = jax.tree.leaves([read_field(state, field) for field in fields])
     if any(isinstance(x, Tracer) for x in (rows, count, text)):
         advice = "Return the state from the jitted step, and pass that."
         wanted = "concrete, outside jax.jit"

@@ -72,8 +72,7 @@ def read(history: History, argument: str = "history") -> dict[str, np.ndarray]:
       ValueError: There are no steps, steps with different keys, or quantities with
         different numbers of steps.
     """
-    if isinstance(history, (str, os.PathLike)):
-        history = lines_of(history)
+    history = loaded(history)
     if isinstance(history, Mapping):
         columns = {key: history[key] for key in _keys_read(history)}
     elif isinstance(history, Sequence) and all(isinstance(h, Mapping) for h in history):
@@ -109,8 +108,7 @@ def read(history: History, argument: str = "history") -> dict[str, np.ndarray]:
 
 def others_in(history: History) -> list[dict[str, float]]:
     """Return the numbers of each step that `read` does not read, such as a loss."""
-    if isinstance(history, (str, os.PathLike)):
-        history = lines_of(history)
+    history = loaded(history)
     if not isinstance(history, Mapping):
         return [_others(step) for step in history]
     count = len(next(iter(read(history).values())))
@@ -182,7 +180,8 @@ def _keys_read(keys: Mapping[str, Any]) -> list[str]:
 
 
 def _numbers(place: str, x: Any) -> np.ndarray:
-    numbers = [float(entry) for entry in x] if _has_text(x) else x
+    has_text = isinstance(x, list) and any(entry in _NOT_FINITE for entry in x)
+    numbers = [float(entry) for entry in x] if has_text else x
     try:
         array = np.atleast_1d(np.asarray(numbers, float))
     except (TypeError, ValueError) as error:
@@ -197,13 +196,15 @@ def _numbers(place: str, x: Any) -> np.ndarray:
     return array
 
 
-def lines_of(path: str | os.PathLike[str]) -> list[Any]:
-    """Return the steps in a file of JSON lines.
+def loaded(history: Any) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+    """Return the steps in a file of JSON lines; other histories are unchanged.
 
     Raises:
       ValueError: A line is not JSON.
     """
-    entries, path = [], Path(path)
+    if not isinstance(history, (str, os.PathLike)):
+        return history
+    entries, path = [], Path(history)
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             entries += [json.loads(line)] if line.strip() else []
@@ -218,17 +219,12 @@ def lines_of(path: str | os.PathLike[str]) -> list[Any]:
 def _columns(steps: Sequence[Mapping[str, Any]], argument: str) -> dict[str, list[Any]]:
     keys = _keys_read(steps[0]) if steps else []
     for i, step in enumerate(steps):
-        odd = sorted(set(keys).symmetric_difference(_keys_read(step)))
-        if odd:
+        if odd := sorted(set(keys).symmetric_difference(_keys_read(step))):
             raise ValueError(
                 f"`{argument}` must have the same keys in each step, but only one of"
                 f" the steps 0 and {i} has {odd}. Pass the metrics of one optimizer."
             )
     return {key: [step[key] for step in steps] for key in keys}
-
-
-def _has_text(x: Any) -> bool:
-    return isinstance(x, list) and any(entry in _NOT_FINITE for entry in x)
 
 
 def chosen(what: str, name: str | None, names: list[str], run: str = "history") -> str:

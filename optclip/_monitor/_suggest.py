@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from ._run import (
     clips_in,
     fields_by_name,
     has_run,
-    lines_of,
+    loaded,
     outer_skip,
     read,
 )
@@ -154,9 +153,7 @@ def _threshold(norms: np.ndarray, rate: float) -> float:
 
 
 def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
-    if isinstance(norms, (str, os.PathLike)):
-        norms = lines_of(norms)
-    entries = norms
+    norms = entries = loaded(norms)
     first = norms[0] if isinstance(norms, (list, tuple)) and norms else norms
     if isinstance(first, Mapping):
         names = fields_by_name(read(norms, "norms"))

@@ -118,10 +118,9 @@ def _of_threshold(fields: Fields, *, is_skip: bool) -> Iterator[str]:
 def _of_spike(fields: Fields, steps: np.ndarray) -> Iterator[str]:
     """Yield the step of the largest norm of a history."""
     norm = only(fields, "norm")
-    if norm is None or len(norm) < _ENOUGH:
+    # A transformation inside `skip` has fewer norms, and `skip` records the spike.
+    if norm is None or len(norm) < max(_ENOUGH, len(steps)):
         return
-    if len(norm) < len(steps):
-        return  # A transformation inside `skip`, which records the spike itself.
     finite = np.where(np.isfinite(norm), norm, 0)
     at, median = int(np.argmax(finite)), float(np.median(finite))
     if finite[at] > _SPIKE * median > 0:

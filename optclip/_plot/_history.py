@@ -132,17 +132,16 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     if fraction is not None and end and _is_of_one_norm(fraction, norm, threshold):
         fraction = None
     consecutive = only(fields, "consecutive")
-    is_skipped = None if consecutive is None else consecutive > 0
-    if is_skipped is not None:
+    if consecutive is not None:
         # A step may be skipped because of its loss.
-        coefficient = np.where(is_skipped, 0, coefficient)
+        coefficient = np.where(consecutive > 0, 0, coefficient)
     with np.errstate(invalid="ignore"):
         after = norm * coefficient
     # As in the rate of `metrics`, neither zeros nor norms that `nonfinite=` zeroed or
     # made NaN count.
     clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
-    if is_skipped is not None:
-        clipped = is_skipped
+    if consecutive is not None:
+        clipped = consecutive > 0
     elif fraction is not None:
         # Some responses change norms below their threshold too.
         clipped = fraction > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .._arrays import _validate
@@ -13,6 +15,7 @@ from ._style import Axes
 
 # A mean of fewer steps would not be smoother than the steps.
 _MEAN_OVER = 25
+_DASHED: Any = {"ls": "--", "color": _style.THRESHOLD, "lw": _style.MAIN}
 
 
 def norms(
@@ -107,9 +110,8 @@ def _draw_norms(ax: Axes, record: ClipHistory) -> None:
     drawn = [record.norm, record.after]
     if np.isfinite(record.threshold).any():
         limit = _style.gaps(record.threshold)
-        style = {"ls": "--", "color": _style.THRESHOLD, "lw": _style.MAIN}
         dots = _style.dots(limit, "_", 14.0)
-        ax.step(steps, limit, where="mid", label="threshold", **style, **dots)
+        ax.step(steps, limit, where="mid", label="threshold", **_DASHED, **dots)
         drawn.append(record.threshold)
     _style.set_scale(ax, *drawn)
 
@@ -169,8 +171,7 @@ def distribution(
         limit = float(np.median(limits))
         fraction = float(np.mean(norms < limit))
         label = f"threshold {limit:.3g}: above {percent(fraction)} of the norms"
-        style = {"color": _style.THRESHOLD, "ls": "--", "lw": _style.MAIN}
-        ax.axvline(limit, label=label, **style)
+        ax.axvline(limit, label=label, **_DASHED)
     x = (
         "norm of the updates"
         if record.fraction is None
@@ -222,8 +223,7 @@ def rate(
     rate, style = total / count, {"color": _style.AFTER, "lw": _style.MAIN}
     ax.plot(steps.at, rate, label="so far", **style, **_style.dots(rate))
     if len(total) > window:
-        style = {"ls": "--", "color": _style.THRESHOLD, "lw": _style.MAIN}
-        ax.plot(steps.at, lately, label=f"last {window} {steps.unit}", **style)
+        ax.plot(steps.at, lately, label=f"last {window} {steps.unit}", **_DASHED)
     ax.set_ylim(-0.02, 1.02)
     return _style.finish(
         ax, x=steps.label, y=f"fraction of {steps.unit} clipped", title=record.title

@@ -124,8 +124,7 @@ def _norm_of(
     finite = norms[np.isfinite(norms)]
     threshold, clipped = _clipping_of(log, name, part)
     suggestion, problem = None, ""
-    is_of_many = part is None and "fraction" in names[name]
-    if is_of_many:
+    if part is None and "fraction" in names[name]:
         problem = (
             "each step has several norms, of which one is recorded; record='leaves'"
             " records each leaf"
