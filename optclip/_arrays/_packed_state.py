@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _leaves
-from ._types import PyTree, TreeDef
+from ._types import KeyPath, PyTree, TreeDef
 
 _ONE = jax.tree.structure(0)
 
@@ -153,6 +153,15 @@ def unique(name: str, reserved: Set[str], taken: Set[str]) -> str:
     return next(n for n in numbered if n not in reserved and n not in taken)
 
 
+def unique_names(paths: list[KeyPath]) -> list[str]:
+    """Return unique names of paths: {"a/b": x, "a": {"b": y}} repeats one."""
+    path_names = _leaves.names_of(paths)
+    reserved, names = set(path_names), dict[str, None]()
+    for name in path_names:
+        names[unique(name, reserved, names.keys())] = None
+    return list(names)
+
+
 @functools.lru_cache(maxsize=64)
 def _digest(treedef: TreeDef) -> str:
     paths = json.dumps(_names(treedef)).encode()
@@ -161,14 +170,9 @@ def _digest(treedef: TreeDef) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _names(treedef: TreeDef) -> tuple[str, ...]:
-    """Return the unique paths of the leaves: {"a/b": x, "a": {"b": y}} repeats one."""
+    """Return the unique paths of the leaves."""
     numbered = treedef.unflatten(range(treedef.num_leaves))
-    paths = [path for path, _ in jax.tree.leaves_with_path(numbered)]
-    path_names = _leaves.names_of(paths)
-    reserved, names = set(path_names), dict[str, None]()
-    for name in path_names:
-        names[unique(name, reserved, names.keys())] = None
-    return tuple(names)
+    return tuple(unique_names([x for x, _ in jax.tree.leaves_with_path(numbered)]))
 
 
 def is_per_norm(treedef: TreeDef, x: Any) -> bool:

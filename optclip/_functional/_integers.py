@@ -117,8 +117,10 @@ def _checked(name: str, bound: Any, x: Any, path: KeyPath, is_narrowed: bool) ->
 def _both(bounds: dict[str, Any], dtype: Any) -> tuple[Any, Any]:
     """Return both bounds in the dtype of the array; None where there is none."""
     if "limit" not in bounds:
-        pairs = (bounds["lower"], bounds["upper"])
-        lower, upper = (None if x is None else _saturated(x, dtype) for x in pairs)
+        lower, upper = (
+            None if x is None else _saturated(x, dtype)
+            for x in (bounds["lower"], bounds["upper"])
+        )
         return lower, upper
     limit, info = bounds["limit"], jnp.iinfo(dtype)
     if limit is None:

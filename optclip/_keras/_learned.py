@@ -10,12 +10,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from .._arrays import _leaves
+from .._arrays import _leaves, _validate
 from .._clip import layout_of
-from .._thresholds import is_fixed, is_rule
 from .._transforms import Noted
 from .._wrappers import rule_text
 
@@ -31,14 +29,14 @@ def described(noted: Iterable[Noted], names: Sequence[str]) -> Description:
     return [
         {
             "norm": engine.measured,
-            "rules": _rules_of(engine.rules.by_argument),
+            "rules": [rule_text(rule) for rule in engine.rules.learning],
             "variables": [
                 [places.get(_leaves.path_str(x.path)) for x in block.leaves]
                 for block in layout_of(engine.clip, params).blocks
             ],
         }
         for engine, params, _ in noted
-        if engine.rules.learn
+        if engine.rules.learning
     ]
 
 
@@ -60,17 +58,7 @@ def check_saved(saved: Any, expected: Description) -> None:
             if old.get(key) != new.get(key):
                 raise ValueError(
                     f"The saved thresholds must have learned with the {key}"
-                    f" {_in_words(new.get(key))}, as in this optimizer, got"
-                    f" {_in_words(old.get(key))}. Use the saved clip. To start with a"
-                    " new state instead, load the weights before `compile`."
+                    f" {_validate.shown(new.get(key))}, as in this optimizer, got"
+                    f" {_validate.shown(old.get(key))}. Use the saved clip. To start"
+                    " with a new state instead, load the weights before `compile`."
                 )
-
-
-def _in_words(x: Any) -> str:
-    text = str(x)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _rules_of(rules: Any) -> list[str]:
-    each = jax.tree.leaves(rules, is_leaf=is_rule)
-    return [rule_text(rule) for rule in each if not is_fixed(rule)]

@@ -29,11 +29,6 @@ def keras() -> Any:
             f"The backend of Keras must be 'jax', got {backend!r}: {fix}. With another"
             " backend use Keras's own clipnorm, global_clipnorm or clipvalue."
         )
-    _check_hook(module)
-    return module
-
-
-def _check_hook(module: Any) -> None:
     # Keras has no public method between the accumulation of gradients and the step.
     hook = getattr(module.optimizers.Optimizer, "_clip_gradients", None)
     if hook is None or len(inspect.signature(hook).parameters) != 2:
@@ -43,3 +38,4 @@ def _check_hook(module: Any) -> None:
             " Keras that docs/integrations.md lists, or optclip in a custom training"
             " loop."
         )
+    return module

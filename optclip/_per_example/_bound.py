@@ -381,11 +381,12 @@ def _check_threshold(threshold: Any, scope: Scope) -> None:
         _validate.number("threshold", value, rule_advice=_RULE_ADVICE)
         if jnp.shape(value):
             wanted = "one number for each norm"
-            advice = f"Its shape is {jnp.shape(value)}."
-            advice += " For one per example, map optclip.functional.clip_by_global_norm"
-            advice += " with jax.vmap over gradients and thresholds."
-            message = _validate.must_be("threshold", wanted, value, advice)
-            raise ValueError(message)
+            advice = (
+                f"Its shape is {jnp.shape(value)}. For one per example, map"
+                " optclip.functional.clip_by_global_norm with jax.vmap over gradients"
+                " and thresholds."
+            )
+            raise ValueError(_validate.must_be("threshold", wanted, value, advice))
     if scope == TREE and not _validate.is_number(threshold):
         wanted = "one number for over='tree'"
         advice = "Pass over='leaf' or over=optclip.groups(...) for several."

@@ -17,7 +17,7 @@ from .._arrays import _batching, _leaves, _prefix, _validate
 from .._arrays._numerics import as_array, promotable, ratio
 from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._spectral import Method, matrices, scale_by_shape, singular_values
-from .._thresholds import Named, Seen
+from .._thresholds import Named, Seen, WithoutMemory
 from .._transforms import clip_by
 from .._typing import ClipOptions, MomentClipOptions, Number, NumberOrSchedule
 from .._wrappers import clip_after, transformation, with_periodic_reset
@@ -202,14 +202,10 @@ def acclip(
 
 
 @dataclasses.dataclass(frozen=True)
-class _UnitQuotient:
+class _UnitQuotient(WithoutMemory):
     """Divide updates by the norm of `quotients` where it exceeds 1."""
 
     quotients: Callable[[Seen], PyTree]
-
-    def init(self, norm: PyTree) -> tuple[()]:
-        del norm
-        return ()
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         excess = seen.measure(self.quotients(seen))

@@ -223,12 +223,8 @@ def _is_below(path: str, name: str) -> bool:
 def _named(tree: PyTree) -> tuple[list[Any], list[str], Any]:
     """Return the leaves of a tree and None for excluded ones, with unique paths."""
     pairs, treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
-    names: dict[str, None] = {}
-    path_names = _leaves.names_of([path for path, _ in pairs])
-    for name in path_names:
-        # Two leaves may have the same path: {"a/b": x, "a": {"b": y}}.
-        names[_packed_state.unique(name, {*path_names}, names.keys())] = None
-    return [x for _, x in pairs], list(names), treedef
+    names = _packed_state.unique_names([path for path, _ in pairs])
+    return [x for _, x in pairs], names, treedef
 
 
 def _is_leaf(x: Any) -> bool:

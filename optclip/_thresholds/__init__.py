@@ -16,7 +16,7 @@ from ._learning import (
     norms_of_rules,
 )
 from ._norm_rules import relative_to_params
-from ._rule import Rule, Seen, Threshold, ThresholdTree, is_rule
+from ._rule import Rule, Seen, Threshold, ThresholdTree, WithoutMemory, is_rule
 from ._rules_of_rules import Bounds, Scaled, bounds, of_gradients
 from ._threshold_argument import Constant, Named, as_rules, one_rule, value_of
 from ._window_rules import mean_plus_std, quantile

@@ -41,10 +41,8 @@ class Ema:
     start: str
 
     def init(self, norm: PyTree) -> Average:
-        def unknown(x: jax.Array) -> jax.Array:
-            return jnp.full_like(x, jnp.inf)
-
-        return Average(jax.tree.map(unknown, norm), _running.counts(norm))
+        unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.inf), norm)
+        return Average(unknown, _running.counts(norm))
 
     def update(self, seen: Seen, memory: Average) -> tuple[PyTree, Average]:
         memory = memory._replace(step=_running.as_counts(memory.step))

@@ -220,7 +220,7 @@ def learned_thresholds(
       zeros_teach: Whether every rule learns from zeros, as from a loss of 0.
     """
     finite = norms.map(jnp.isfinite)
-    finite_norms = finite.map(_or_zero, norms)
+    finite_norms = finite.map(or_zero, norms)
     of_rules = norms_of_rules(
         name, rules, treedef, norms.shapes, is_like_params=is_like_params
     )
@@ -264,7 +264,8 @@ def learned_thresholds(
     return thresholds, memories
 
 
-def _or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
+def or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
+    """Return the norms, with zeros where they are not finite."""
     return _numerics.select(is_finite, norm, jnp.zeros_like(norm))
 
 

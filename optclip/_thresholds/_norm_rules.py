@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from .._arrays import _batching, _validate
 from .._arrays._numerics import as_like, ratio, select
 from .._arrays._types import Number, PyTree
-from ._rule import Seen
+from ._rule import Seen, WithoutMemory
 
 
 @dataclasses.dataclass(frozen=True)
-class RelativeToParams:
+class RelativeToParams(WithoutMemory):
     """See `relative_to_params`."""
 
     takes_vector: ClassVar[bool] = True
@@ -23,10 +23,6 @@ class RelativeToParams:
 
     ratio: Number
     min_norm: Number
-
-    def init(self, norm: PyTree) -> tuple[()]:
-        del norm
-        return ()
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         _validate.params_given(seen.params, "thresholds.relative_to_params")
@@ -205,15 +201,11 @@ def previous_norm(max_norm: Number = 1.0) -> PreviousNorm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Current:
+class Current(WithoutMemory):
     """See `current`."""
 
     takes_vector: ClassVar[bool] = True
     is_stateless: ClassVar[bool] = True
-
-    def init(self, norm: PyTree) -> tuple[()]:
-        del norm
-        return ()
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         return seen.norm, memory

@@ -110,6 +110,14 @@ def learns_from_zeros(rule: object) -> bool:
     return bool(getattr(rule, "learns_from_zeros", True))
 
 
+class WithoutMemory:
+    """Initialize a rule that has no memory."""
+
+    def init(self, norm: PyTree) -> tuple[()]:
+        del norm
+        return ()
+
+
 @dataclasses.dataclass(frozen=True)
 class RuleOfRule:
     """Forward the attributes of the wrapped rule."""
@@ -123,10 +131,9 @@ class RuleOfRule:
     couples_norms: ClassVar[Any] = property(
         lambda self: getattr(self.rule, "couples_norms", False)
     )
-
-    @property
-    def is_stateless(self) -> bool:
-        return getattr(self.rule, "is_stateless", False)
+    is_stateless: ClassVar[Any] = property(
+        lambda self: getattr(self.rule, "is_stateless", False)
+    )
 
     def init(self, norm: PyTree) -> PyTree:
         return self.rule.init(norm)

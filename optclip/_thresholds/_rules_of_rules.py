@@ -14,7 +14,7 @@ from jax import lax
 from .._arrays import _axis_names, _batching, _collectives, _packed_state, _validate
 from .._arrays._numerics import as_array, as_like
 from .._arrays._types import Number, NumberOrSchedule, PyTree
-from ._learning import checked_update, learned, teaches
+from ._learning import checked_update, learned, or_zero, teaches
 from ._rule import RuleOfRule, Seen, Threshold, ThresholdTree, takes_vector
 from ._threshold_argument import as_rules, one_rule
 
@@ -176,10 +176,7 @@ class OfGradients(RuleOfRule):
     """See `of_gradients`."""
 
     learns_from_zeros: ClassVar[bool] = True
-
-    @property
-    def is_stateless(self) -> bool:
-        return False
+    is_stateless: ClassVar[bool] = False
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         if "gradients" not in seen.extra:
@@ -191,11 +188,7 @@ class OfGradients(RuleOfRule):
             raise ValueError(_validate.must_be("gradients", wanted, None, advice))
         norm = seen.measure(seen.extra["gradients"])
         finite = _batching.each(jnp.isfinite, norm)
-
-        def is_valid(n: jax.Array, is_finite: jax.Array) -> jax.Array:
-            return jnp.where(is_finite, n, jnp.zeros_like(n))
-
-        norm = _batching.each(is_valid, norm, finite)
+        norm = _batching.each(or_zero, finite, norm)
         teaching = teaches(self.rule, norm, finite)
         seen_gradients = seen._replace(norm=norm, finite=finite)
         threshold, new = checked_update("threshold", self.rule, seen_gradients, memory)
@@ -243,6 +236,13 @@ class Scaled(RuleOfRule):
     low: NumberOrSchedule | None
     high: NumberOrSchedule | None
 
+    is_stateless: ClassVar[Any] = property(
+        lambda self: (
+            getattr(self.rule, "is_stateless", False)
+            and not any(map(callable, (self.factor, self.low, self.high)))
+        )
+    )
+
     def __post_init__(self) -> None:
         if not callable(self.factor):
             _validate.plain("factor", self.factor)
@@ -250,16 +250,11 @@ class Scaled(RuleOfRule):
             if bound is not None and not callable(bound):
                 _validate.number(name, bound, negative=True)
         low, high = (_validate.concrete(x) for x in (self.low, self.high))
-        if _are_ordered(low, high):
-            return
-        raise ValueError(
-            f"`low` must be at most `high`, got low={low} and high={high}. Swap them."
-        )
-
-    @property
-    def is_stateless(self) -> bool:
-        is_scheduled = any(map(callable, (self.factor, self.low, self.high)))
-        return not is_scheduled and getattr(self.rule, "is_stateless", False)
+        if not _are_ordered(low, high):
+            raise ValueError(
+                f"`low` must be at most `high`, got low={low} and high={high}. Swap"
+                " them."
+            )
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         scale = functools.partial(self._scaled, seen.step)

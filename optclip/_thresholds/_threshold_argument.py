@@ -13,26 +13,30 @@ import jax
 
 from .._arrays import _validate
 from .._arrays._types import Number, PyTree
-from ._rule import Rule, Seen, Threshold, ThresholdTree, is_rule, is_transformation
+from ._rule import (
+    Rule,
+    Seen,
+    Threshold,
+    ThresholdTree,
+    WithoutMemory,
+    is_rule,
+    is_transformation,
+)
 
 
-class _WithoutMemory(abc.ABC):
+class _Fixed(WithoutMemory, abc.ABC):
     """A rule that depends only on the step."""
 
     @abc.abstractmethod
     def at(self, step: jax.Array) -> Number:
         """Return the threshold at a step."""
 
-    def init(self, norm: PyTree) -> tuple[()]:
-        del norm
-        return ()
-
     def update(self, seen: Seen, memory: PyTree) -> tuple[Number, PyTree]:
         return self.at(seen.step), memory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Constant(_WithoutMemory):
+class Constant(_Fixed):
     """A fixed threshold; numbers and arrays are converted to it."""
 
     is_stateless: ClassVar[bool] = True
@@ -45,7 +49,7 @@ class Constant(_WithoutMemory):
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule(_WithoutMemory):
+class Schedule(_Fixed):
     """A threshold that follows an optax schedule; callables are converted to it."""
 
     function: Callable[[jax.Array], Any]  # optax has other unions of number types.

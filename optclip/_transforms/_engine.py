@@ -119,11 +119,6 @@ class Engine:
         return ClipState(jnp.zeros((), jnp.int32), self.rules.no_memory, {})
 
     @property
-    def num_memories(self) -> int:
-        """The number of memories: one per rule, and one if the norm remembers."""
-        return len(self.rules.by_argument) + self.clip.norm.remembers
-
-    @property
     def is_itemized(self) -> bool:
         """Whether the record has an entry for each norm, not the largest one."""
         return self.clip.scope.itemized or self.record == "leaves"
@@ -196,7 +191,8 @@ class Engine:
         """
         layout = layout_of(self.clip, updates)
         names = [self.name] if self.record else []
-        memory = _record.memory_in(state, names, self.measured, self.num_memories)
+        number = len(self.rules.by_argument) + self.clip.norm.remembers
+        memory = _record.memory_in(state, names, self.measured, number)
         # Neither a memory nor a common decision may differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
             check_axes_known(layout)
@@ -222,9 +218,9 @@ class Engine:
 
     def _named(self, memory: list[PyTree]) -> PyTree:
         """Return a memory under the key of its norm, unless nothing is learned."""
-        is_learned = self.clip.norm.remembers or self.rules.learn
+        learns = self.clip.norm.remembers or self.rules.learning
         # A fixed threshold keeps the memory of a rule that it replaces.
-        is_named = is_learned or jax.tree.leaves(memory)
+        is_named = learns or jax.tree.leaves(memory)
         return {self.measured: memory} if is_named else memory
 
     def _split(

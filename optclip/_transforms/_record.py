@@ -465,10 +465,7 @@ def _flagged(learns: bool, outcome: BlockOutcome) -> BlockOutcome:
 def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
     """Return the record after a step; raise if it was made for other norms."""
     _check_same_norms(old, new)
-
-    def count(total: PyTree, once: PyTree) -> PyTree:
-        return jax.tree.map(_numerics.counted, total, once)
-
+    count = functools.partial(jax.tree.map, _numerics.counted)
     # The counts read their old arrays, and so are in place without a barrier.
     return ClipRecord(
         *map(_replaced, old[:4], new[:4]),

@@ -58,12 +58,13 @@ class Rules:
         return all(getattr(rule, "is_stateless", False) for rule in self._rules)
 
     @property
-    def learn(self) -> bool:
-        """Whether a rule may have a memory."""
-        return not all(
-            getattr(rule, "is_stateless", False) or is_fixed(rule)
+    def learning(self) -> list[Rule]:
+        """The rules that may have a memory."""
+        return [
+            rule
             for rule in self._rules
-        )
+            if not (getattr(rule, "is_stateless", False) or is_fixed(rule))
+        ]
 
     @functools.cached_property
     def _rules(self) -> list[Rule]:
@@ -150,10 +151,10 @@ class Rules:
 
 def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
     """Return the rules of a threshold by the names of its arguments."""
-    if isinstance(threshold, Named):
-        return Rules({threshold.name: _rules_over(threshold, clip)})
     if not isinstance(threshold, Bounds):
-        return Rules({"threshold": _rules_over(Named("threshold", threshold), clip)})
+        is_named = isinstance(threshold, Named)
+        named = threshold if is_named else Named("threshold", threshold)
+        return Rules({named.name: _rules_over(named, clip)})
     if clip.action is not MOVE or clip.response.compares_norms:
         raise ValueError(
             f"`response` with lower= and upper= must be 'hard', 'drop', 'normalize' or"
@@ -242,14 +243,14 @@ def _check_structure(updates: PyTree, params: PyTree) -> None:
         ours, theirs = (_leaves.flatten(tree).paths for tree in (updates, params))
         missing = [path for path in ours if path not in {*theirs}]
         if missing:
-            message = _prefix.lacks_leaf("params", missing[0], params)
-            raise ValueError(message) from None
+            raise ValueError(_prefix.lacks_leaf("params", missing[0], params)) from None
         more = [path for path in theirs if path not in {*ours}]
         wanted = "a tree with the structure of the updates"
         wanted += f", which lack {_leaves.named(more[0])}" if more else ""
         advice = "The updates may have None there."
-        message = _validate.must_be("params", wanted, params, advice if more else "")
-        raise ValueError(message) from None
+        raise ValueError(
+            _validate.must_be("params", wanted, params, advice if more else "")
+        ) from None
 
 
 def _is_any_leaf(x: Any) -> bool:

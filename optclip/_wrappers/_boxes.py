@@ -23,7 +23,7 @@ def unboxed(tree: PyTree) -> PyTree:
     def one(x: Any) -> Any:
         if isinstance(x, Mapping):
             return {key: unboxed(value) for key, value in x.items()}
-        return _content(x)[0] if _is_box(x) else x
+        return jax.tree.leaves(x, is_leaf=lambda y: y is not x)[0] if _is_box(x) else x
 
     return jax.tree.map(one, tree, is_leaf=lambda x: _is_box(x) or _is_other_dict(x))
 
@@ -58,15 +58,10 @@ def boxed_as(state: PyTree, expected: PyTree, fresh: PyTree) -> PyTree:
 
 
 def _is_box(x: Any) -> bool:
-    return len(_content(x)) == 1
-
-
-def _content(x: Any) -> list[Any]:
-    """Return the child of a box in a list, which is empty for other nodes."""
+    """Return whether a node has one child, in the place of a parameter in its box."""
     children = jax.tree.leaves_with_path(x, is_leaf=lambda y: y is not x)
-    paths, content = [path for path, _ in children], [child for _, child in children]
-    is_box = paths == [(_leaves.IN_BOX,)] and not isinstance(x, tuple)
-    return content if is_box else []
+    is_alone = [path for path, _ in children] == [(_leaves.IN_BOX,)]
+    return is_alone and not isinstance(x, tuple)
 
 
 def _is_other_dict(x: Any) -> bool:

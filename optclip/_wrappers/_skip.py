@@ -160,11 +160,10 @@ def skip(
 
     def init_fn(params: PyTree) -> SkipState:
         memory: PyTree = ()
-        if loss_rule is not None:
-            memory = init_loss_memory(loss_rule.value)
         # Each counter has its own array, since an array used twice cannot be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
         if loss_rule is not None:
+            memory = init_loss_memory(loss_rule.value)
             loss, limit = jnp.zeros((2,), jnp.float32)
             record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
         return SkipState(
