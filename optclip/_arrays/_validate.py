@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ._types import PyTree
 
@@ -64,6 +65,12 @@ def kind(subject: str, value: Any, kinds: Any, wanted: str, advice: str = "") ->
     """Raise unless `value` is an instance of one of `kinds`."""
     if not isinstance(value, kinds):
         raise TypeError(must_be(subject, wanted, value, advice))
+
+
+def outside_jit(subject: str, value: Any, advice: str = "") -> None:
+    """Raise if `value` is traced."""
+    if isinstance(value, Tracer):
+        raise TypeError(must_be(subject, "concrete, outside jax.jit", value, advice))
 
 
 def threshold_given(name: str, threshold: Any) -> None:

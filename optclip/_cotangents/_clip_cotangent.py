@@ -13,7 +13,7 @@ from .._arrays import _axis_names, _leaves, _packed_state, _prefix, _validate
 from .._clip import clip_of
 from .._functional import raise_if_exchanged
 from .._norms import of_order
-from .._responses import as_response, is_same_always
+from .._responses import without_schedules
 from .._scopes import ELEMENT, LEAF, Scope
 from .._typing import (
     AxisName,
@@ -134,11 +134,7 @@ def _backward(
     relative: Relative | None,
     nonfinite: Nonfinite,
 ) -> CotangentClip:
-    how = as_response(response)
-    if not is_same_always(how):
-        advice = "clip_cotangent counts no steps; pass the value of the schedule."
-        wanted = "a response without schedules"
-        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    how = without_schedules(response, "clip_cotangent counts no steps")
     if axis is None and relative is not None:
         wanted = "an int or a tuple with `relative`, which compares norms within a leaf"
         advice = "Pass axis=-1, or axis=() for elements."

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from .._arrays import _leaves, _placement, _validate
 from .._arrays._types import PyTree
@@ -106,9 +105,7 @@ def step_of(
             _validate.must_be("params", "a tree with floating-point leaves", params)
         )
     for x in jax.tree.leaves((flat.leaves, args)):
-        if isinstance(x, Tracer):
-            wanted = "concrete, outside jax.jit"
-            raise TypeError(_validate.must_be("The arguments", wanted, x))
+        _validate.outside_jit("The arguments", x)
         if isinstance(x, jax.Array) and x.is_deleted():
             raise ValueError(
                 "`params` or `args` has an array that a step deleted by donation. Call"

@@ -16,11 +16,13 @@ from .._arrays._call_errors import explains_call
 from .._arrays._numerics import as_array
 from .._clip import MOVE, SCALE, Clip, apply, clip_of, decide, lay_out, layout_of
 from .._norms import L2, Measured, NormLike, as_norm, flush_small, of_order
-from .._responses import BaseResponse, Hard, as_response, is_same_always
+from .._responses import Hard, without_schedules
 from .._scopes import ELEMENT, TREE, ScopeLike, as_scope, declaring
 from .._thresholds import Named, value_of
 from .._typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree, ResponseLike
 from ._integers import clip_integers, is_data, raise_if_data
+
+_STEPLESS = "A pure function has no step count"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,16 +52,6 @@ def run(
     decision = decide(clip, layout, measured, {name: layout.fill(name, limits)})
     clipped, _ = apply(decision)
     return clipped, layout.tree(decision.norms.entries())
-
-
-def resolved_without_step(response: ResponseLike) -> BaseResponse:
-    """Return the response of an argument; raise if it contains a schedule."""
-    how = as_response(response)
-    if not is_same_always(how):
-        advice = "A pure function has no step count; pass the value of the schedule."
-        wanted = "a response without schedules"
-        raise ValueError(_validate.must_be("response", wanted, response, advice))
-    return how
 
 
 def raise_if_exchanged(name: str, tree: PyTree, threshold: PyTree) -> None:
@@ -161,7 +153,7 @@ def clip_by(
         `response` contains a schedule; or `norm` keeps a state.
       TypeError: The tree has integers or bools, but no floats.
     """
-    how = resolved_without_step(response)
+    how = without_schedules(response, _STEPLESS)
     measurement = as_norm(norm)
     if measurement.remembers:
         advice = "A pure function cannot keep the power-iteration vector between steps."
@@ -273,7 +265,7 @@ def clip_by_global_norm(
       Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural
       Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
     """
-    how = resolved_without_step(response)
+    how = without_schedules(response, _STEPLESS)
     clip = Clip(
         TREE, of_order(ord), how, SCALE, eps=eps, strict=strict,
         nonfinite=nonfinite, mask=mask, axis_name=axis_name,

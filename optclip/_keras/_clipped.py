@@ -12,7 +12,8 @@ import optax
 from .._arrays import _validate
 from .._arrays._types import PyTree
 from .._monitor import metrics
-from ._held_clip import HeldClip, clipping
+from .._wrappers import transformation
+from ._held_clip import HeldClip
 from ._learned import check_saved, encoded
 from ._library import keras
 
@@ -67,7 +68,8 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
       RuntimeError: Keras lacks the private method `Optimizer._clip_gradients`, which
         this optimizer overrides; or, in a step, has not called it.
     """
-    held = HeldClip(clipping(clip))
+    advice = "Pass one that clips, such as optclip.clip_by_global_norm(1.0)."
+    held = HeldClip(transformation("clip", clip, advice))
     _check(optimizer)
     result = _class_of(type(optimizer)).from_config(optimizer.get_config())
     if lost := sorted(vars(optimizer).keys() - vars(result).keys()):

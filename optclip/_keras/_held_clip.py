@@ -15,7 +15,6 @@ from .._arrays import _packed_state
 from .._arrays._types import PyTree
 from .._transforms import noting_engines
 from .._typing import ConstrainState, SkipState
-from .._wrappers import transformation
 from ._learned import Description, described
 
 
@@ -166,12 +165,6 @@ _WRONG = {
     optax.ApplyIfFiniteState: _SKIPS,
     ConstrainState: _LIMITS,
 }
-
-
-def clipping(clip: Any) -> optax.GradientTransformationExtraArgs:
-    """Return `clip` as a transformation with extra arguments, or raise."""
-    advice = "Pass one that clips, such as optclip.clip_by_global_norm(1.0)."
-    return transformation("clip", clip, advice)
 
 
 def check_clip(

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from .._arrays import _leaves, _validate
 from .._typing import PyTree
@@ -72,10 +71,9 @@ def history(opt_state: PyTree) -> dict[str, np.ndarray]:
     state = _history_in(opt_state)
     fields = "history_rows", "history_count", "history_names"
     rows, count, text = jax.tree.leaves([read_field(state, field) for field in fields])
-    if any(isinstance(x, Tracer) for x in (rows, count, text)):
-        advice = "Return the state from the jitted step, and pass that."
-        wanted = "concrete, outside jax.jit"
-        raise TypeError(_validate.must_be("opt_state", wanted, rows, advice))
+    advice = "Return the state from the jitted step, and pass that."
+    for x in (rows, count, text):
+        _validate.outside_jit("opt_state", x, advice)
     if np.ndim(rows) != 2:
         raise ValueError(
             "`opt_state` must have one history, got the state of an ensemble (jax.vmap)"

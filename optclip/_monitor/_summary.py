@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jax.core import Tracer
 
 from .._arrays import _validate
 from .._typing import PyTree
@@ -108,10 +107,8 @@ def _metrics_in(state: PyTree) -> dict[str, float]:
 
 
 def _number(key: str, value: Any) -> float:
-    if isinstance(value, Tracer):
-        wanted = "concrete, outside jax.jit"
-        advice = "Return optclip.metrics(state) from the jitted step and pass that."
-        raise TypeError(_validate.must_be("opt_state", wanted, value, advice))
+    advice = "Return optclip.metrics(state) from the jitted step and pass that."
+    _validate.outside_jit("opt_state", value, advice)
     try:
         return float(value)
     except (TypeError, ValueError) as error:

@@ -216,8 +216,9 @@ class Norm(Measurement):
         exponent = _validate.as_float(self.per_count)
         if exponent is None:
             wanted, advice = "a Python or NumPy number", "An array may be traced."
-            message = _validate.must_be("per_count", wanted, self.per_count, advice)
-            raise TypeError(message)
+            raise TypeError(
+                _validate.must_be("per_count", wanted, self.per_count, advice)
+            )
         object.__setattr__(self, "per_count", exponent)
         # A mean of means differs from the mean of all elements.
         object.__setattr__(self, "composes", exponent == 0)

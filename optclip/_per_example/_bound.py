@@ -32,8 +32,7 @@ from .._responses import (
     BaseResponse,
     Hard,
     ResponseLike,
-    as_response,
-    is_same_always,
+    without_schedules,
 )
 from .._scopes import LEAF, TREE, Groups, Scope, as_scope, declaring
 from .._typing import is_cotangent_record
@@ -90,11 +89,7 @@ _BY_NAME |= {"auto_s": AutoS(), "unit": Hard()}
 
 def response_of(response: Any) -> BaseResponse:
     """Return the validated response of a `response` argument, limited to `c / n`."""
-    how = as_response(response, _BY_NAME)
-    if not is_same_always(how):
-        wanted = "a response without schedules"
-        advice = "Per-example clipping counts no steps; pass the value of the schedule."
-        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    how = without_schedules(response, "Per-example clipping counts no steps", _BY_NAME)
     if how.compares_norms:
         wanted = "a response that depends on a single norm"
         advice = "Pass 'hard'."

@@ -132,11 +132,10 @@ def aggregate(
       `clipped_sum`, which also returns an `ExampleInfo`.
     """
     bound_of(threshold, over, response, nonfinite, strict, normalize_by)
-    total = functools.partial(
+    held = Held(functools.partial(
         clipped_sum, threshold=threshold, normalize_by=normalize_by,
         over=over, response=response, nonfinite=nonfinite, strict=strict,
-    )  # fmt: skip
-    held = Held(total)
+    ))  # fmt: skip
 
     def init(params: PyTree) -> optax.EmptyState:
         del params

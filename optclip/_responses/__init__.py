@@ -10,5 +10,6 @@ from ._response_argument import (
     UserResponse,
     as_response,
     is_same_always,
+    without_schedules,
 )
 from ._responses import BaseResponse, Drop, Hard, Normalize, Smooth, band

@@ -161,6 +161,18 @@ def as_response(
     return UserResponse(function)
 
 
+def without_schedules(
+    response: Any, who: str, by_name: Mapping[str, BaseResponse] = BY_NAME
+) -> BaseResponse:
+    """Return the response of an argument of `who`; raise if it contains a schedule."""
+    how = as_response(response, by_name)
+    if not is_same_always(how):
+        wanted = "a response without schedules"
+        advice = f"{who}; pass the value of the schedule."
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    return how
+
+
 def _must_be_response(
     response: Any, by_name: Mapping[str, BaseResponse], advice: str = ""
 ) -> str:

@@ -116,7 +116,9 @@ class Engine:
     @property
     def no_state(self) -> ClipState:
         """The state for an update that needs and records none."""
-        return ClipState(jnp.zeros((), jnp.int32), self.rules.no_memory, {})
+        rules = self.rules.by_argument.values()
+        memory = [[()] * len(jax.tree.leaves(x, is_leaf=is_rule)) for x in rules]
+        return ClipState(jnp.zeros((), jnp.int32), memory, {})
 
     @property
     def is_itemized(self) -> bool:

@@ -71,12 +71,6 @@ class Rules:
         # Stored, since each update reads it.
         return jax.tree.leaves(self.by_argument, is_leaf=is_rule)
 
-    @property
-    def no_memory(self) -> list[PyTree]:
-        """The memories of rules that are stateless."""
-        rules = self.by_argument.values()
-        return [[()] * len(jax.tree.leaves(rule, is_leaf=is_rule)) for rule in rules]
-
     def init(
         self,
         treedef: TreeDef,

@@ -178,12 +178,8 @@ def _check_order(clip_state: PyTree) -> None:
 def _check_wrappers(clip_state: PyTree) -> None:
     """Raise if a wrapper of optax returns zeros, not parameters, in some steps."""
     kinds = optax.ApplyIfFiniteState, optax.MultiStepsState
-
-    def is_wrapper(x: Any) -> bool:
-        return isinstance(x, kinds)
-
-    for x in jax.tree.leaves(clip_state, is_leaf=is_wrapper):
-        if is_wrapper(x):
+    for x in jax.tree.leaves(clip_state, is_leaf=lambda x: isinstance(x, kinds)):
+        if isinstance(x, kinds):
             name = type(x).__name__.removesuffix("State")
             raise ValueError(
                 f"`clip` must not be inside a wrapper that returns zeros in some steps,"
