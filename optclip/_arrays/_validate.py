@@ -85,11 +85,11 @@ def threshold_given(name: str, threshold: Any) -> None:
         raise TypeError(must_be(name, wanted, None, advice))
 
 
-def params_given(params: PyTree, who: str) -> None:
-    """Raise if `update` lacks the parameters, of which `who` computes a fraction."""
+def params_given(params: PyTree, why: str, more: str = "") -> None:
+    """Raise if `update` lacks the parameters; `more` are further arguments of it."""
     if params is None:
-        wanted = f"the parameters, since {who} is relative to them"
-        advice = "Pass them: tx.update(updates, state, params)."
+        wanted = f"the parameters, {why}"
+        advice = f"Pass them: tx.update(updates, state, params{more})."
         raise ValueError(must_be("params", wanted, None, advice))
 
 
@@ -190,6 +190,12 @@ def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -
     if out_of_range or known < 0 or known > most or (above and known == 0):
         raise ValueError(must_be(name, wanted, value))
     return value
+
+
+def plain_or_schedule(name: str, value: Any, *, above: bool = False) -> None:
+    """Raise unless `value` is a schedule, or a finite number at least or `above` 0."""
+    if not callable(value):
+        plain(name, value, above=above)
 
 
 def passed_norm(name: str, value: Any, wanted: str, advice: str = "") -> None:

@@ -106,10 +106,8 @@ def clip_attention_logits(
         logits: Any = None,
         **extra_args: Any,
     ) -> tuple[PyTree, ClipState]:
-        if params is None:
-            wanted = "the parameters, which clip_attention_logits scales"
-            advice = "Pass them: tx.update(updates, state, params, logits=...)."
-            raise ValueError(_validate.must_be("params", wanted, None, advice))
+        why = "which clip_attention_logits scales"
+        _validate.params_given(params, why, ", logits=...")
         located = _attention_layers.layers_in(params, held.value)
         flat = _leaves.flatten(params)
         largest = _qk_scaling.logits_of(located, logits, flat.leaves)

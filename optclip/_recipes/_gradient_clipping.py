@@ -351,9 +351,8 @@ def aggc(
       Language Model Training*, 2026, arXiv:2601.11864. Defaults from its LoRA scripts,
       which also schedule both edges.
     """
-    for name, value in (("high", high), ("low", low)):
-        if not callable(value):
-            _validate.plain(name, value, above=name == "high")
+    _validate.plain_or_schedule("high", high, above=True)
+    _validate.plain_or_schedule("low", low)
     response = responses.band(
         scheduled(operator.truediv, low, high), min_norm=min_norm,
         max_shrink=max_shrink, max_growth=max_growth,
@@ -429,9 +428,8 @@ def sclip(
       Yu, Jakovetić and Kar, *Smoothed Gradient Clipping and Error Feedback for
       Distributed Optimization under Heavy-Tailed Noise*, 2023, arXiv:2310.16920.
     """
-    for name, value in (("c", c), ("tau", tau)):
-        if not callable(value):
-            _validate.plain(name, value, above=name == "tau")
+    _validate.plain_or_schedule("c", c)
+    _validate.plain_or_schedule("tau", tau, above=True)
     edge = scheduled(lambda t: jnp.sqrt(as_array(t)), tau)
     factor = scheduled(lambda c, t: as_array(c) / jnp.sqrt(as_array(t)), c, tau)
     clip = build(clip_by, options, edge, over="element", response="smooth")

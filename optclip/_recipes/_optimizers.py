@@ -328,7 +328,7 @@ def clippy(
     _validate.plain("absolute", absolute)
 
     def over_allowed(seen: Seen) -> PyTree:
-        _validate.params_given(seen.params, "recipes.clippy")
+        _validate.params_given(seen.params, "since recipes.clippy is relative to them")
 
         def quotient(path: KeyPath, u: LeafLike, w: LeafLike | None) -> LeafLike:
             if not _leaves.is_floating(u):

@@ -205,8 +205,7 @@ class Band(BaseResponse):
     max_growth: Number = float("inf")
 
     def __post_init__(self) -> None:
-        if not callable(self.low):
-            _validate.plain("low", self.low)
+        _validate.plain_or_schedule("low", self.low)
         _validate.plain("min_norm", self.min_norm)
         _validate.fraction("max_shrink", self.max_shrink)
         advice = "Pass 1 to forbid growth, inf for no limit."

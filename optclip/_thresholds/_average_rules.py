@@ -173,8 +173,7 @@ def ema(
     References:
       Wang, Li, et al., *AdaGC*, 2025, arXiv:2502.11034, algorithm 1.
     """
-    if not callable(ratio):
-        _validate.plain("ratio", ratio)
+    _validate.plain_or_schedule("ratio", ratio)
     _validate.fraction("decay", decay)
     if _validate.choice("start", start, _STARTS) == "zero":
         _validate.forgets("decay", decay)

@@ -25,7 +25,9 @@ class RelativeToParams(WithoutMemory):
     min_norm: Number
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
-        _validate.params_given(seen.params, "thresholds.relative_to_params")
+        _validate.params_given(
+            seen.params, "since thresholds.relative_to_params is relative to them"
+        )
 
         def fraction(norm: jax.Array) -> jax.Array:
             ratio, least = (as_like(x, norm) for x in (self.ratio, self.min_norm))
@@ -91,7 +93,9 @@ class InitialNorm:
         return FirstNorm(jax.tree.map(lambda x: jnp.full_like(x, -1.0), norm))
 
     def update(self, seen: Seen, memory: FirstNorm) -> tuple[PyTree, FirstNorm]:
-        _validate.params_given(seen.params, "thresholds.initial_norm")
+        _validate.params_given(
+            seen.params, "since thresholds.initial_norm is relative to them"
+        )
         measured = seen.measure(seen.params)
         initial = _batching.each(
             lambda old, norm: select(old < 0, norm, old), memory.norm, measured

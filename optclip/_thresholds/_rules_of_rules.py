@@ -244,8 +244,7 @@ class Scaled(RuleOfRule):
     )
 
     def __post_init__(self) -> None:
-        if not callable(self.factor):
-            _validate.plain("factor", self.factor)
+        _validate.plain_or_schedule("factor", self.factor)
         for name, bound in (("low", self.low), ("high", self.high)):
             if bound is not None and not callable(bound):
                 _validate.number(name, bound, negative=True)

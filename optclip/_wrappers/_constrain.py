@@ -94,10 +94,7 @@ def constrain(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, ConstrainState]:
         check_state(state, ConstrainState)
-        if params is None:
-            wanted = "the parameters, which constrain clips"
-            advice = "Pass them: tx.update(updates, state, params)."
-            raise ValueError(_validate.must_be("params", wanted, None, advice))
+        _validate.params_given(params, "which constrain clips")
         updates, inner_state = first.update(
             updates, state.constrain_inner, params, **extra_args
         )
