@@ -110,6 +110,7 @@ SGD = functools.partial(optax.sgd, 0.1, momentum=0.9)
 ADAM = functools.partial(optax.adam, 0.1)
 SCHEDULE = optax.linear_schedule(0.1, 0.0, 9)
 OPTAX = {
+    "named_chain": lambda: optax.named_chain(("a", _ema("first")), ("b", ADAM())),
     "adam": ADAM,
     "adamw": lambda: optax.adamw(SCHEDULE),
     "lion": lambda: optax.lion(0.1),
@@ -140,7 +141,6 @@ OPTAX = {
     ),
     "inject": lambda: optax.inject_hyperparams(optax.adamw)(SCHEDULE),
     "chain": lambda: optax.chain(_ema("first"), SGD(), optax.trace(0.5), _ema("last")),
-    "named_chain": lambda: optax.named_chain(("a", _ema("first")), ("b", ADAM())),
     "flatten": lambda: optax.flatten(ADAM()),
     "zero_nans": lambda: optax.chain(optax.zero_nans(), ADAM()),
     "conditionally": lambda: optax.conditionally_transform(
