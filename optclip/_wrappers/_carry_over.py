@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.core import Tracer
 
 from .._arrays import _validate
 from .._arrays._types import PyTree
@@ -99,9 +98,7 @@ def carry_over(
             if not (hasattr(x, "dtype") or _validate.is_number(x)):
                 raise TypeError(_validate.must_be(name, "a tree of arrays", x))
     for x in jax.tree.leaves(state):
-        if isinstance(x, Tracer):
-            advice = "Call carry_over outside of jax.jit."
-            raise TypeError(_validate.must_be("state", "concrete arrays", x, advice))
+        _validate.outside_jit("state", x)
     leaves = [leaves_of(params), leaves_of(new_params)]
     olds = []
 
