@@ -98,10 +98,6 @@ def by_rank(tree: Any) -> Any:
     return jax.tree.map(lambda x: "matrices" if x.ndim > 1 else "vectors", tree)
 
 
-def _is_large(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x.size > 3, tree)
-
-
 def _ema(name: str, **options: Any) -> Any:
     return optclip.clip_by_norm(thresholds.ema(0.5), name=name, **options)
 
@@ -135,7 +131,9 @@ OPTAX = {
     "sam": lambda: contrib.sam(ADAM(), SGD()),
     "MultiSteps": lambda: optax.MultiSteps(ADAM(), 2).gradient_transformation(),
     "apply_if_finite": lambda: optax.apply_if_finite(ADAM(), 3),
-    "masked": lambda: optax.masked(ADAM(), _is_large),
+    "masked": lambda: optax.masked(
+        ADAM(), lambda tree: jax.tree.map(lambda x: x.size > 3, tree)
+    ),
     "partition": lambda: optax.partition(
         {"matrices": ADAM(), "vectors": SGD()}, by_rank
     ),

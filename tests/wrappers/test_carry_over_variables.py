@@ -31,10 +31,6 @@ def params_of(model):
     return nnx.state(model, WRT)
 
 
-def optimizer(model, tx):
-    return nnx.Optimizer(model, tx, wrt=WRT)
-
-
 def pure(model):
     return nnx.to_pure_dict(params_of(model))
 
@@ -48,9 +44,13 @@ def pure(model):
 )
 def test_carry_over_state_of_nnx_optimizer_continues(tx, new_tx, params):
     model, larger = Model(adapter=False), Model(adapter=True)
-    like, other = optimizer(model, tx).opt_state, optimizer(larger, new_tx)
+    like, other = (
+        nnx.Optimizer(*each, wrt=WRT) for each in ((model, tx), (larger, new_tx))
+    )
     bare = carried.numbered(tx.init(pure(model)))
-    boxed = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(bare))
+    boxed = jax.tree.unflatten(
+        jax.tree.structure(like.opt_state), jax.tree.leaves(bare)
+    )
     expected, text = carried.carried(tx, pure(model), bare, new_tx, pure(larger))
     for state in (bare, boxed):
         trees = params(model), state, new_tx, params(larger)
