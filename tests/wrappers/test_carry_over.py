@@ -192,8 +192,7 @@ def test_carry_over_threshold_moves_with_its_norm_only(name):
 
 
 def test_carry_over_unfrozen_body_is_skipped_in_few_steps():
-    rule = T.scaled(T.quantile(0.5), 10.0)
-    tx = optclip.skip(optax.sgd(0.1), max_norm=rule, max_consecutive=20)
+    tx = skip(ADAM, max_norm=T.scaled(T.quantile(0.5), 10.0), max_consecutive=20)
     head = {"head": np.ones((50, 2), np.float32)}
     model = head | {"body": np.ones((400, 50), np.float32)}
     moved = carry(tx, head, after(tx, head, 60), tx, model, "skip")

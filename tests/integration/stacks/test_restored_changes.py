@@ -59,8 +59,15 @@ KEPT = {
     "`max_consecutive`": (skip(), skip(max_consecutive=3), PARAMS),
 }
 # A clip without a record has no state, as in optax.
-OPTAX = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-CASES = CHANGES | KEPT | {"optax": (OPTAX, chain(1.0, record=False), PARAMS)}
+CASES = {
+    **CHANGES,
+    **KEPT,
+    "optax": (
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
+        chain(1.0, record=False),
+        PARAMS,
+    ),
+}
 
 
 def stepped(tx, state, params):
