@@ -71,7 +71,7 @@ def there_and_back(tx, tree, other, other_tree, but=None, count=None):
         assert is_kept or carried.is_named([path, *beside], there + again), path
 
 
-@sampled(OPTIMIZERS, 6)
+@sampled(OPTIMIZERS, 10)
 def test_carry_over_same_optimizer_and_parameters_returns_state(at, name):
     tx = OPTIMIZERS[name]()
     for container in some([*CONTAINERS], at):
@@ -82,7 +82,7 @@ def test_carry_over_same_optimizer_and_parameters_returns_state(at, name):
         assert all(map(operator.is_, *map(jax.tree.leaves, (moved, state))))
 
 
-@sampled(OPTIMIZERS, 11)
+@sampled(OPTIMIZERS, 15)
 @pytest.mark.parametrize("ring", ["BY_NAME", "BY_NUMBER"])
 def test_carry_over_same_paths_in_other_containers_keeps_arrays(at, name, ring):
     tx, (first, *others) = OPTIMIZERS[name](), getattr(carried, ring)
@@ -96,14 +96,14 @@ def test_carry_over_same_paths_in_other_containers_keeps_arrays(at, name, ring):
     assert all(map(np.array_equal, new.values(), old.values()))
 
 
-@sampled(OPTIMIZERS, 7)
+@sampled(OPTIMIZERS, 10)
 def test_carry_over_leaves_added_and_removed_keeps_others(at, name):
     tx = OPTIMIZERS[name]()
     for where in some([*GROWN], at):
         there_and_back(tx, TREE, tx, GROWN[where])
 
 
-@sampled(OPTIMIZERS, 9)
+@sampled(OPTIMIZERS, 12)
 def test_carry_over_other_labels_and_back_keeps_states(at, name):
     tx = OPTIMIZERS[name]()
     for change in some([*LABELS], at):
@@ -116,7 +116,7 @@ def test_carry_over_other_labels_and_back_keeps_states(at, name):
 TWICE = {("inject", "inject"), ("recipes.uclip", "feedback"), ("feedback", "feedback")}
 
 
-@sampled(OPTIMIZERS, 8)
+@sampled(OPTIMIZERS, 12)
 def test_carry_over_wrapper_on_and_off_keeps_state(at, name):
     tx = OPTIMIZERS[name]()
     for wrapper in some([x for x in WRAPPERS if (name, x) not in TWICE], at):
@@ -125,7 +125,7 @@ def test_carry_over_wrapper_on_and_off_keeps_state(at, name):
         there_and_back(tx, TREE, WRAPPERS[wrapper](tx), TREE, but)
 
 
-@sampled(itertools.combinations(WRAPPERS, 2), 14)
+@sampled(itertools.combinations(WRAPPERS, 2), 17)
 def test_carry_over_wrappers_exchanged_and_back_keeps_states(at, name):
     outer, inner = (WRAPPERS[x] for x in name)
     # A history that is moved inside loses the columns of the wrapper.
@@ -134,7 +134,7 @@ def test_carry_over_wrappers_exchanged_and_back_keeps_states(at, name):
     there_and_back(outer(inner(LEARNED)), TREE, inner(outer(LEARNED)), TREE, but, count)
 
 
-@sampled(OPTIMIZERS, 12)
+@sampled(OPTIMIZERS, 18)
 def test_carry_over_another_optimizer_moves_or_names(at, name):
     tx = OPTIMIZERS[name]()
     state = carried.numbered(tx.init(TREE))
