@@ -33,7 +33,7 @@ Owner = frozenset[Leaf]
 NO_LEAF: Leaf = (("no leaf",), (0,))
 LOSS: Owner = frozenset([(("max_loss", "of", "skip"), ())])
 
-# The keys of nodes that are no states.
+# The keys of lists, tuples and dicts, which are not states.
 _PLAIN = jax.tree_util.SequenceKey, jax.tree_util.DictKey
 
 # The states below these fields are of their own kind, since they hold other norms than
@@ -41,8 +41,8 @@ _PLAIN = jax.tree_util.SequenceKey, jax.tree_util.DictKey
 _OTHER_NORMS = ("skip_norm", "constrain_clip")
 # The named tuples below these fields are parts of one state.
 _PARTS = ("clip_memory", "clip_record", "skip_loss", "skip_record")
-# The arrays below these fields do not depend on shapes, and have own paths of leaves.
-_OURS = {*_PARTS, "history_rows"}
+# Digests and names stand for leaves below these fields.
+_NAMED = {"by_digest", "skip_loss", "clip_record", "skip_record", "history_rows"}
 # `optax.inject_hyperparams` counts the steps of a schedule in a state of its own.
 _ALIASES = {"WrappedScheduleState": optax.ScaleByScheduleState}
 
@@ -59,7 +59,6 @@ class State:
 
     Attributes:
       kind: Its type, the field of `_OTHER_NORMS` above it, and its name.
-      context: The states and labels around it.
       labels: The labels around it, such as those of `optax.partition`.
       measured: The norm and the scope that it measures, or "".
       leaves: The leaves that it belongs to.
@@ -68,7 +67,6 @@ class State:
     """
 
     kind: tuple[Any, str, str]
-    context: tuple[str, ...]
     labels: tuple[str, ...]
     measured: str
     leaves: set[Leaf]
@@ -98,7 +96,7 @@ class _Norms(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Mark:
-    """A node around one leaf. Other attributes, such as the shape, are the leaf's."""
+    """Wrap a leaf in a node with a number. Other attributes are those of the leaf."""
 
     key: MarkKey
     leaf: Any
@@ -169,6 +167,7 @@ def addressed(
             slots = _memory_slots(inside, owner, of_node)
         for what, role, owner_of_slot, row in slots:
             group = states[place].groups.setdefault((what, owner_of_slot), {})
+            # Two rules of one class, each for some leaves, may each have a count.
             while role in group:
                 role = (*role, "again")
             group[role] = index, row
@@ -209,36 +208,59 @@ def _owned(
     leaves: dict[KeyPath, Leaf],
 ) -> Iterator[tuple[KeyPath, KeyPath, Owner | None]]:
     """Yield the keys above and below the path of the leaf, and the owner, of arrays."""
-    pairs, every = jax.tree.leaves_with_path(state), [*leaves.items()]
-    marked = _marked(init, params)
-    if [_bare(path) for path, _ in marked] != [path for path, _ in pairs]:
-        marked = []
+    pairs = jax.tree.leaves_with_path(state)
+    starts = [_starts(path, x, leaves) for path, x in pairs]
+    marked: list[Any] = []
+    # Marks cost another run of `init`. Most paths end in that of one leaf without them.
+    if not all(
+        [leaves[path[i:]][1] for i in found] == [jnp.shape(x)]
+        if found
+        else not jnp.ndim(x) or _is_ours(path)
+        for (path, x), found in zip(pairs, starts, strict=True)
+    ):
+        marked = _marked(init, params)
+        if [_bare(path) for path, _ in marked] != [path for path, _ in pairs]:
+            marked = []
+    in_order, has_axes = [*leaves.items()], any(shape for _, shape in leaves.values())
     for i, (path, x) in enumerate(pairs):
-        is_ours = not _OURS.isdisjoint(map(_text, path))
-        is_pooled = jnp.ndim(x) > 0 and _leaves.is_floating(x) and not is_ours
-        keys, leaf, at = path, None, len(path)
+        at, end, leaf, shape = len(path), (), None, None
         if marked:
-            marks = [j for j, k in enumerate(marked[i][0]) if isinstance(k, MarkKey)]
-            if marks:
-                at = marks[0]
-                keys, leaf = every[marked[i][0][at].number]
-            # One array for all leaves, as in `optax.flatten`, becomes longer with them.
-            is_pooled = is_pooled and jnp.shape(x) != marked[i][1].shape
-        elif not is_ours:
-            # Without marks, a leaf is where the path ends in that of the leaf.
-            ends = [path[j:] for j in range(1, at) if path[j:] in leaves]
-            keys = [*ends, path][0]
-            is_scalar = jnp.ndim(x) == 0
-            leaf = (
-                None
-                if is_scalar and leaves.get(keys, ((), ()))[1]
-                else leaves.get(keys)
-            )
+            keys, shape = marked[i][0], marked[i][1].shape
+            at = next((j for j, k in enumerate(keys) if isinstance(k, MarkKey)), at)
+            if at < len(keys):
+                end, leaf = in_order[keys[at].number]
+        elif starts[i]:
+            end = path[starts[i][0] :]
+            leaf = leaves[end]
         if leaf is not None:
-            cut = at - len(keys) * (path[at - len(keys) : at] == keys)
-            yield path[:cut], path[at:], frozenset([leaf])
+            # An array below a mark may lie outside of the tree of the parameters.
+            has_path = path[at - len(end) : at] == end
+            above = path[: at - len(end)] if has_path else path[:at]
+            yield above, path[at:], frozenset([leaf])
+            continue
+        # One array for all leaves, as in `optax.flatten`, becomes longer with them. Its
+        # role includes their order.
+        is_pooled = not (_is_ours(path) or (has_axes and jnp.shape(x) == shape))
+        if is_pooled and jnp.ndim(x) and _leaves.is_floating(x):
+            yield path, tuple(itertools.chain(*leaves)), frozenset(leaves.values())
         else:
-            yield path, (), frozenset(leaves.values()) if is_pooled else None
+            yield path, (), None
+
+
+def _is_ours(path: KeyPath) -> bool:
+    return not {"clip_memory", *_NAMED}.isdisjoint(map(_text, path))
+
+
+def _starts(path: KeyPath, x: Any, leaves: dict[KeyPath, Leaf]) -> list[int]:
+    """Return the positions from which a path may be that of a leaf."""
+    texts = [*map(_text, path)]
+    if not _NAMED.isdisjoint(texts):
+        return []
+    # Memories are in lists, and parameters may be in lists too.
+    least = texts.index("clip_memory") + 4 if "clip_memory" in texts else 1
+    found = [(i, leaves.get(path[i:])) for i in range(least, len(path))]
+    # A scalar, such as a hyperparameter `b1`, does not belong to a matrix `b1`.
+    return [i for i, leaf in found if leaf and (jnp.ndim(x) or not leaf[1])]
 
 
 def _bare(path: KeyPath) -> KeyPath:
@@ -261,21 +283,20 @@ def _marked(init: Callable[[PyTree], PyTree], params: PyTree) -> list[Any]:
     return jax.tree.leaves_with_path(marked)
 
 
+@functools.lru_cache(4096)
 def _text(key: Any) -> str:
     return _leaves.path_str((key,))
 
 
 def _state(place: KeyPath, node: Any, norms: _Norms | None) -> State:
-    """Return a state without arrays."""
+    """Describe the state at a place; its arrays are added later."""
     fields = [_text(key) for key in place if not isinstance(key, _PLAIN)]
     other = next((field for field in fields if field in _OTHER_NORMS), "")
     name = norms.name if norms else "".join(getattr(node, "skip_record", ()))
     kind = None if node is None else _ALIASES.get(type(node).__name__, type(node))
-    is_index = jax.tree_util.SequenceKey
-    context = tuple(_text(key) for key in place if not isinstance(key, is_index))
     labels = tuple(_text(k) for k in place if isinstance(k, jax.tree_util.DictKey))
     measured, leaves = (norms.measured, norms.leaves) if norms else ("", ())
-    return State((kind, other, name), context, labels, measured, {*leaves})
+    return State((kind, other, name), labels, measured, {*leaves})
 
 
 def _is_masked(x: Any) -> bool:
@@ -300,7 +321,8 @@ def _memory_slots(
     norms: _Norms,
 ) -> Iterator[_Address]:
     """Yield the addresses of an array in a memory, one for each norm in it."""
-    # The key after the field is the name of the norm.
+    # After the name of the norm come the positions of the argument and of its part; the
+    # norm's own memory has one position.
     indices = [key.idx for key in inside[2:4] if hasattr(key, "idx")]
     what, below, is_alone = norms.memories[tuple(indices)]
     start = 2 + len(indices)
@@ -339,6 +361,7 @@ def _norms_of(noted: Noted) -> _Norms:
             is_alone = jax.tree_util.treedef_is_leaf(part.treedef)
             what = engine.measured, i, rule_text(part.rule)
             memories[i, j] = what, below, is_alone
+    # The memory of the norm itself, as of the power iteration, follows.
     memories[(len(engine.rules.by_argument),)] = engine.measured, owners, False
     return _Norms(engine.name, engine.measured, frozenset().union(*owners), memories)
 

@@ -15,7 +15,6 @@ import numpy as np
 from .._arrays import _leaves
 from .._typing import ClipState, HistoryState, SkipState
 from ._addresses import LOSS, Group, Leaf, Owner, Slots, State
-from ._carried_history import FIELDS as HISTORY
 from ._carried_history import carried_history
 
 # An entry of an array: its position, and its row or None.
@@ -51,8 +50,9 @@ class Carrier:
         self.entries = Counter(i for slots in groups for i, _ in slots.values())
         # The old entry for each row of a new array.
         self.moves: dict[int, dict[int | None, Entry]] = {}
-        # Why arrays of an owner are lost; None if they moved, "" if a note names them.
-        self.fates: dict[tuple[State, Group], str | None] = {}
+        # Owners whose arrays moved, those that a note names, and why others did not.
+        self.moved, self.noted = set[tuple[State, Group]](), set[tuple[State, Group]]()
+        self.reasons: dict[tuple[State, Group], str] = {}
         self.notes: list[str] = []
         self.returned = set[int]()
         arrays = [x for x in old if isinstance(x, jax.Array)]
@@ -70,7 +70,8 @@ class Carrier:
     def _carry(self, state: State) -> None:
         sources = self._sources(state)
         if state.kind[0] is HistoryState:
-            self._carry_history(sources, state)
+            if sources:
+                self._carry_history(sources[0], state)
             return
         # Where each owner has its arrays from, or None.
         origins = {
@@ -113,26 +114,16 @@ class Carrier:
     ) -> tuple[State, ...]:
         """Return the old state, of those that have a leaf, that goes on in a new one.
 
-        They are matched by the states and labels around them and by what they measure,
-        where this occurs once on both sides; the others by order. Without arrays of
-        leaves, all may go on.
+        They are matched by the labels around them and by what they measure, where this
+        occurs once on both sides; the others by order. Counts of labels without arrays
+        of leaves may all go on.
         """
-        number = len(olds)
-        for key in operator.attrgetter("context"), operator.attrgetter("measured"):
-            here, there = (Counter(map(key, states)) for states in (news, olds))
-            clear = {x for x in here if here[x] == there[x] == 1} - {""}
-            if key(state) in clear:
-                return tuple(old for old in olds if key(old) == key(state))
-            olds, news = (
-                tuple(x for x in states if key(x) not in clear)
-                for states in (olds, news)
-            )
-        are_ordered = all(len({x.labels for x in xs}) == 1 for xs in (olds, news))
-        if len(olds) == len(news) and are_ordered:
-            old = olds[news.index(state)]
-            if old.labels != state.labels and len(olds) < number:
+        rivals = {x.labels for x in olds}
+        old = self._alike(state, olds, news)
+        if old is not None:
+            if old.labels != state.labels and len(rivals) > 1:
                 places = "/".join(old.labels), "/".join(state.labels)
-                self.notes.append(f"{state} goes on from {places[0]} in {places[1]}")
+                self.notes.append(f"{state} continues from {places[0]} in {places[1]}")
             return (old,)
         if not any(owner for x in (*olds, *news) for _, owner in x.groups):
             return olds
@@ -140,12 +131,31 @@ class Carrier:
             return ()
         raise ValueError(
             f"`state` has {len(olds)} of {state} for the same leaves, and `new_tx` has"
-            f" {len(news)}, so that it is unknown which goes on. Give transformations"
-            " of optclip a `name=` of their own in `tx` and `new_tx`, and pass"
+            f" {len(news)}, and it is unclear which continues where. Give those of"
+            " optclip a `name=` of their own in `tx` and `new_tx`, and pass"
             " jax.tree.unflatten(jax.tree.structure(tx.init(params)),"
             " jax.tree.leaves(state)) as `state`. States of optax need labels, as those"
             " of optax.named_chain, whose state is dict(zip(labels, state))."
         )
+
+    @staticmethod
+    def _alike(
+        state: State, olds: tuple[State, ...], news: tuple[State, ...]
+    ) -> State | None:
+        """Return the one old state that a new one continues, or None."""
+        for key in operator.attrgetter("labels"), operator.attrgetter("measured"):
+            here, there = (Counter(map(key, states)) for states in (news, olds))
+            clear = {x for x in here if here[x] == there[x] == 1} - {""}
+            if key(state) in clear:
+                return next(old for old in olds if key(old) == key(state))
+            olds, news = (
+                tuple(x for x in states if key(x) not in clear)
+                for states in (olds, news)
+            )
+        # In a dict, such as the state of a named chain, the order has no meaning.
+        are_ordered = all(len({x.labels for x in xs}) == 1 for xs in (olds, news))
+        is_clear = len(olds) == len(news) and are_ordered
+        return olds[news.index(state)] if is_clear else None
 
     def _carry_owned(
         self, state: State, sources: list[State], group: Group, slots: Slots
@@ -166,16 +176,17 @@ class Carrier:
         overlap, i, there = max(overlaps, key=operator.itemgetter(0))
         numbers = (len(owner - there[1]), "more"), (len(there[1] - owner), "fewer")
         change = " and ".join(f"{n} {word}" for n, word in numbers if n)
-        change = f"its norm covers {change} leaves than before"
-        is_free = self.fates.get((sources[i], there), "") is not None
+        change = f"leaves of its norm: {change} than before"
+        is_free = (sources[i], there) not in self.moved
         if overlap >= 0.5 and is_free and self._move(sources[i], there, slots):
-            self.notes.append(f"the memory of {state} goes on, although {change}")
+            self.notes.append(f"the memory of {state} continues; {change}")
             return sources[i]
-        self.fates.setdefault((sources[i], there), "")
-        if overlap >= 0.5:
-            change = "the old one goes on in another norm"
-        note = f"the memory of {state} for {_names([owner])} restarts: {change}"
-        self.notes.append(note)
+        self.noted.add((sources[i], there))
+        why = f"{change}, and the common ones have less than half of the elements"
+        why = why if overlap < 0.5 else "the old one continues in another norm"
+        self.notes.append(
+            f"the memory of {state} for {_names([owner])} restarts: {why}"
+        )
         return None
 
     def _move(self, old: State, group: Group, slots: Slots) -> bool:
@@ -184,10 +195,10 @@ class Carrier:
         if there.keys() != slots.keys() or not all(
             self._fits(there[role], slots[role]) for role in slots
         ):
-            why = "another shape, window or kind of number"
-            self.fates.setdefault((old, group), why)
+            why = "`new_tx` has it with another shape, window or dtype"
+            self.reasons[old, group] = why
             return False
-        self.fates[old, group] = None
+        self.moved.add((old, group))
         for role, entry in slots.items():
             self._put(there[role], entry)
         return True
@@ -205,35 +216,36 @@ class Carrier:
             first, *others = (self.old[i] for i, _ in there)
             is_record = state.kind[0] in (ClipState, SkipState)
             if not is_record and not all(_equal(first, x) for x in others):
-                note = f"{role[-1]} of {state} is that of most elements: it differs"
-                self.notes.append(f"{note} between the states that are joined")
+                note = f"{role[-1]} of {state} differs between the joined states"
+                self.notes.append(f"{note}: that with most elements continues")
             self._put(there[0], entry)
+            self.moved.update((old, (what, None)) for old in sources)
             counts |= not _leaves.is_floating(first) and bool(np.any(_readable(first)))
         return counts
 
     def _note_count(self, state: State, fresh: list[Owner]) -> None:
         """Note that a count goes on beside arrays of new leaves."""
-        note = f"the count of {state} goes on beside new arrays of {_names(fresh)}"
+        note = f"the count of {state} continues, and arrays of {_names(fresh)} are new"
         fields = {role[0] for slots in state.groups.values() for role in slots}
         if fields >= {"mu", "nu"}:
+            # The largest ratio of the bias corrections, in about the twelfth step.
             note += (
-                ", whose first updates are up to 6.6 times the learning rate (b1=0.9,"
+                ": the first updates there are up to 6.6 times the learning rate (b1=0.9,"
                 " b2=0.999). Give new leaves a label of their own in optax.partition"
             )
         self.notes.append(note)
 
-    def _carry_history(self, sources: list[State], state: State) -> None:
+    def _carry_history(self, old: State, state: State) -> None:
         """Move the rows of a history by the names of their columns."""
-        for old in sources[:1]:
-            here, there = (
-                [x.groups[None, None][f,][0] for f in HISTORY] for x in (state, old)
-            )
-            arrays = [self.old[i] for i in there], [self.new[i] for i in here]
-            moved = carried_history(*arrays)
-            if moved is arrays[0]:
-                moved = [*map(self._once, there)]
-            for i, x in zip(here, moved, strict=True):
-                self.new[i] = _placed(x, arrays[0][0])
+        there, here = (
+            [i for i, _ in x.groups[None, None].values()] for x in (old, state)
+        )
+        arrays = [self.old[i] for i in there], [self.new[i] for i in here]
+        moved = carried_history(*arrays)
+        if moved is arrays[0]:
+            moved = [*map(self._once, there)]
+        for i, x in zip(here, moved, strict=True):
+            self.new[i] = _placed(x, arrays[0][0])
 
     def _fits(self, old: Entry, new: Entry) -> bool:
         arrays = self.old[old[0]], self.new[new[0]]
@@ -296,13 +308,14 @@ class Carrier:
         lines: dict[tuple[str, str], list[Owner]] = {}
         for state in self.before:
             for (what, owner), slots in state.groups.items():
-                fate = self.fates.get((state, (what, owner)), "lost")
-                if owner is None or not fate or not self._matters(owner, slots):
-                    continue  # Without an owner it is a count that `new_tx` lacks.
+                place = state, (what, owner)
+                is_done = place in self.moved or place in self.noted
+                if is_done or not self._matters(*place):
+                    continue
                 fields = ", ".join(dict.fromkeys(role[0] for role in slots))
                 name = f"{'memory' if what else fields} of {state}"
-                reason = self._reason(state, what, owner) if fate == "lost" else fate
-                lines.setdefault((name, reason), []).append(owner)
+                reason = self.reasons.get(place) or self._reason(state, what, owner)
+                lines.setdefault((name, reason), []).append(owner or LOSS)
         texts = [
             f"{name}{_names(owners, ' for ')}: {reason}"
             for (name, reason), owners in lines.items()
@@ -311,27 +324,34 @@ class Carrier:
             texts.append("no leaf of `params` is in `new_params`, by path and shape")
         return [*texts, *dict.fromkeys(self.notes)]
 
-    def _matters(self, owner: Owner, slots: Slots) -> bool:
+    def _matters(self, state: State, group: Group) -> bool:
         """Return whether a kept leaf or a memory loses numbers other than 0."""
-        return not self.gone.issuperset(path for path, _ in owner) and any(
+        if group[1] is None and state.kind[0] is not None:
+            return False  # A count or a record that the new optimizer does not have.
+        if group[1] and self.gone.issuperset(path for path, _ in group[1]):
+            return False
+        return any(
             np.any(_readable(self.old[i])[... if row is None else row])
-            for i, row in slots.values()
+            for i, row in state.groups[group].values()
         )
 
-    def _reason(self, state: State, what: Hashable, owner: Owner) -> str:
+    def _reason(self, state: State, what: Hashable, owner: Owner | None) -> str:
         """Return why nothing took the arrays of an owner."""
+        if state.kind[0] is None:
+            return "without a named tuple, its place in the chain must stay the same"
         alike = [x for x in self.after if x.kind[:2] == state.kind[:2]]
         if not alike:
             return "`new_tx` has no such state"
+        owner = owner or LOSS
         if owner != LOSS and owner.isdisjoint(self.leaves[1]):
             return "the leaf has another shape"
         if what is None and len(owner) > 1:
-            return "it is one array for all leaves, which changed"
+            return "it is one array for all leaves"
         if what is None:
             return "`new_tx` has no such state for this leaf"
         same = [group for x in alike if x.kind == state.kind for group in x.groups]
         if any(what == of_new and leaves & owner for of_new, leaves in same if leaves):
-            return "its leaves are below another norm"
+            return "`new_tx` uses another memory for these leaves"
         return "`new_tx` has no memory of the same name, norm, scope and rule"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,12 +102,12 @@ def carry_over(
     leaves = [leaves_of(params), leaves_of(new_params)]
     olds = []
 
-    def run() -> PyTree:
-        expected, states = addressed(old_init, jax.tree.map(_zeros, params), leaves[0])
+    def run(params: PyTree) -> PyTree:
+        expected, states = addressed(old_init, params, leaves[0])
         olds.extend(states)
         return expected
 
-    expected = jax.eval_shape(run)
+    expected = jax.eval_shape(run, params)
     _check_structure(_boxes.unboxed(state), _boxes.unboxed(expected))
     fresh, news = addressed(new_init, new_params, leaves[1])
     arrays = jax.tree.leaves(fresh)
@@ -122,12 +122,12 @@ def carry_over(
     return carried
 
 
-def _zeros(x: Any) -> Any:
-    return jnp.zeros(x.shape, x.dtype) if hasattr(x, "dtype") else x
-
-
 def _check_structure(state: PyTree, expected: PyTree) -> None:
     """Raise unless a state has the structure and the shapes that `init` returns."""
+    is_same = jax.tree.structure(state) == jax.tree.structure(expected)
+    shapes = ([*map(jnp.shape, jax.tree.leaves(x))] for x in (state, expected))
+    if is_same and operator.eq(*shapes):
+        return
     here, there = (
         {
             jax.tree_util.keystr(path): jnp.shape(x)
@@ -135,7 +135,7 @@ def _check_structure(state: PyTree, expected: PyTree) -> None:
         }
         for tree in (state, expected)
     )
-    if jax.tree.structure(state) != jax.tree.structure(expected):
+    if not is_same:
         words = [f"it lacks {path}" for path in there if path not in here]
         words += [f"it has the unknown {path}" for path in here if path not in there]
         words += [f"a {type(state).__name__} instead of a {type(expected).__name__}"]
