@@ -41,8 +41,11 @@ _PLAIN = jax.tree_util.SequenceKey, jax.tree_util.DictKey
 _OTHER_NORMS = ("skip_norm", "constrain_clip")
 # The named tuples below these fields are parts of one state.
 _PARTS = ("clip_memory", "clip_record", "skip_loss", "skip_record")
-# Digests and names stand for leaves below these fields.
-_NAMED = {"by_digest", "skip_loss", "clip_record", "skip_record", "history_rows"}
+# Below these fields are digests, and names that may be those of leaves.
+_NAMED = {
+    *("by_digest", "skip_loss", "clip_record", "skip_record", "history_rows"),
+    *("hyperparams", "hyperparams_states"),  # Of `optax.inject_hyperparams`.
+}
 # `optax.inject_hyperparams` counts the steps of a schedule in a state of its own.
 _ALIASES = {"WrappedScheduleState": optax.ScaleByScheduleState}
 
@@ -209,8 +212,8 @@ def _owned(
 ) -> Iterator[tuple[KeyPath, KeyPath, Owner | None]]:
     """Yield the keys above and below the path of the leaf, and the owner, of arrays."""
     pairs = jax.tree.leaves_with_path(state)
-    starts = [_starts(path, x, leaves) for path, x in pairs]
-    marked: list[Any] = []
+    starts = [_starts(path, leaves) for path, _ in pairs]
+    grown: list[Any] = []
     # Marks cost another run of `init`. Most paths end in that of one leaf without them.
     if not all(
         [leaves[path[i:]][1] for i in found] == [jnp.shape(x)]
@@ -218,14 +221,16 @@ def _owned(
         else not jnp.ndim(x) or _is_ours(path)
         for (path, x), found in zip(pairs, starts, strict=True)
     ):
-        marked = _marked(init, params)
-        if [_bare(path) for path, _ in marked] != [path for path, _ in pairs]:
-            marked = []
+        runs = (_grown(init, params, node) for node in (_Mark, lambda _, x: x))
+        paths = [path for path, _ in pairs]
+        same = (run for run in runs if [_bare(path) for path, _ in run] == paths)
+        grown = next(same, [])
+    has_marks = any(_bare(path) != path for path, _ in grown)
     in_order, has_axes = [*leaves.items()], any(shape for _, shape in leaves.values())
     for i, (path, x) in enumerate(pairs):
-        at, end, leaf, shape = len(path), (), None, None
-        if marked:
-            keys, shape = marked[i][0], marked[i][1].shape
+        at, end, leaf = len(path), (), None
+        keys, longer = grown[i] if grown else (path, None)
+        if has_marks:
             at = next((j for j, k in enumerate(keys) if isinstance(k, MarkKey)), at)
             if at < len(keys):
                 end, leaf = in_order[keys[at].number]
@@ -240,7 +245,8 @@ def _owned(
             continue
         # One array for all leaves, as in `optax.flatten`, becomes longer with them. Its
         # role includes their order.
-        is_pooled = not (_is_ours(path) or (has_axes and jnp.shape(x) == shape))
+        is_same = longer is not None and has_axes and jnp.shape(x) == longer.shape
+        is_pooled = not (_is_ours(path) or is_same)
         if is_pooled and jnp.ndim(x) and _leaves.is_floating(x):
             yield path, tuple(itertools.chain(*leaves)), frozenset(leaves.values())
         else:
@@ -251,39 +257,39 @@ def _is_ours(path: KeyPath) -> bool:
     return not {"clip_memory", *_NAMED}.isdisjoint(map(_text, path))
 
 
-def _starts(path: KeyPath, x: Any, leaves: dict[KeyPath, Leaf]) -> list[int]:
+def _starts(path: KeyPath, leaves: dict[KeyPath, Leaf]) -> list[int]:
     """Return the positions from which a path may be that of a leaf."""
     texts = [*map(_text, path)]
     if not _NAMED.isdisjoint(texts):
         return []
     # Memories are in lists, and parameters may be in lists too.
     least = texts.index("clip_memory") + 4 if "clip_memory" in texts else 1
-    found = [(i, leaves.get(path[i:])) for i in range(least, len(path))]
-    # A scalar, such as a hyperparameter `b1`, does not belong to a matrix `b1`.
-    return [i for i, leaf in found if leaf and (jnp.ndim(x) or not leaf[1])]
+    return [i for i in range(least, len(path)) if path[i:] in leaves]
 
 
 def _bare(path: KeyPath) -> KeyPath:
     return tuple(key for key in path if not isinstance(key, MarkKey))
 
 
-def _marked(init: Callable[[PyTree], PyTree], params: PyTree) -> list[Any]:
-    """Return the paths and arrays of a state of marked and longer leaves."""
+def _grown(
+    init: Callable[[PyTree], PyTree], params: PyTree, node: Callable[..., Any]
+) -> list[Any]:
+    """Return the paths and arrays of a state of longer leaves, each in a node."""
     numbers = itertools.count()
 
-    def longer(x: Any) -> _Mark:
+    def longer(x: Any) -> Any:
         shape = [n + 1 for n in jnp.shape(x)]
         leaf = jax.ShapeDtypeStruct(shape, jnp.result_type(x))
-        return _Mark(MarkKey(next(numbers)), leaf)
+        return node(MarkKey(next(numbers)), leaf)
 
     try:
-        marked = jax.eval_shape(init, jax.tree.map(longer, params))
+        return jax.tree.leaves_with_path(
+            jax.eval_shape(init, jax.tree.map(longer, params))
+        )
     except Exception:  # An `init` may do anything with its parameters.
         return []
-    return jax.tree.leaves_with_path(marked)
 
 
-@functools.lru_cache(4096)
 def _text(key: Any) -> str:
     return _leaves.path_str((key,))
 

@@ -46,8 +46,12 @@ class Carrier:
         self.like, self.leaves = like, leaves
         # Nothing is lost with the arrays of leaves that are gone.
         self.gone = {x for x, _ in leaves[0]} - {x for x, _ in leaves[1]}
-        groups = [slots for state in after for slots in state.groups.values()]
-        self.entries = Counter(i for slots in groups for i, _ in slots.values())
+        self.entries = Counter(
+            i
+            for state in after
+            for slots in state.groups.values()
+            for i, _ in slots.values()
+        )
         # The old entry for each row of a new array.
         self.moves: dict[int, dict[int | None, Entry]] = {}
         # Owners whose arrays moved, those that a note names, and why others did not.
@@ -118,13 +122,22 @@ class Carrier:
         occurs once on both sides; the others by order. Counts of labels without arrays
         of leaves may all go on.
         """
-        rivals = {x.labels for x in olds}
-        old = self._alike(state, olds, news)
-        if old is not None:
-            if old.labels != state.labels and len(rivals) > 1:
-                places = "/".join(old.labels), "/".join(state.labels)
-                self.notes.append(f"{state} continues from {places[0]} in {places[1]}")
-            return (old,)
+        for field in "labels", "measured":
+            key = operator.attrgetter(field)
+            here, there = (Counter(map(key, states)) for states in (news, olds))
+            clear = {x for x in here if here[x] == there[x] == 1} - {""}
+            if key(state) in clear:
+                return tuple(old for old in olds if key(old) == key(state))
+            if clear and field == "labels":
+                return ()  # Beside a label that stays, another label is a new state.
+            olds, news = (
+                tuple(x for x in states if key(x) not in clear)
+                for states in (olds, news)
+            )
+        # In a dict, such as the state of a named chain, the order has no meaning.
+        are_ordered = all(len({x.labels for x in xs}) == 1 for xs in (olds, news))
+        if len(olds) == len(news) and are_ordered:
+            return (olds[news.index(state)],)
         if not any(owner for x in (*olds, *news) for _, owner in x.groups):
             return olds
         if not olds:
@@ -137,25 +150,6 @@ class Carrier:
             " jax.tree.leaves(state)) as `state`. States of optax need labels, as those"
             " of optax.named_chain, whose state is dict(zip(labels, state))."
         )
-
-    @staticmethod
-    def _alike(
-        state: State, olds: tuple[State, ...], news: tuple[State, ...]
-    ) -> State | None:
-        """Return the one old state that a new one continues, or None."""
-        for key in operator.attrgetter("labels"), operator.attrgetter("measured"):
-            here, there = (Counter(map(key, states)) for states in (news, olds))
-            clear = {x for x in here if here[x] == there[x] == 1} - {""}
-            if key(state) in clear:
-                return next(old for old in olds if key(old) == key(state))
-            olds, news = (
-                tuple(x for x in states if key(x) not in clear)
-                for states in (olds, news)
-            )
-        # In a dict, such as the state of a named chain, the order has no meaning.
-        are_ordered = all(len({x.labels for x in xs}) == 1 for xs in (olds, news))
-        is_clear = len(olds) == len(news) and are_ordered
-        return olds[news.index(state)] if is_clear else None
 
     def _carry_owned(
         self, state: State, sources: list[State], group: Group, slots: Slots
@@ -174,19 +168,20 @@ class Carrier:
         if not overlaps:
             return None
         overlap, i, there = max(overlaps, key=operator.itemgetter(0))
-        numbers = (len(owner - there[1]), "more"), (len(there[1] - owner), "fewer")
-        change = " and ".join(f"{n} {word}" for n, word in numbers if n)
-        change = f"leaves of its norm: {change} than before"
+        change = (
+            f"below its norm are {len(owner - there[1])} more and"
+            f" {len(there[1] - owner)} fewer leaves"
+        )
         is_free = (sources[i], there) not in self.moved
         if overlap >= 0.5 and is_free and self._move(sources[i], there, slots):
             self.notes.append(f"the memory of {state} continues; {change}")
             return sources[i]
         self.noted.add((sources[i], there))
-        why = f"{change}, and the common ones have less than half of the elements"
-        why = why if overlap < 0.5 else "the old one continues in another norm"
-        self.notes.append(
-            f"the memory of {state} for {_names([owner])} restarts: {why}"
-        )
+        why = "the old one continues in another norm"
+        if overlap < 0.5:
+            why = f"{change}, and the others have less than half of the elements"
+        note = f"the memory of {state} for {_names([owner])} restarts: {why}"
+        self.notes.append(note)
         return None
 
     def _move(self, old: State, group: Group, slots: Slots) -> bool:
@@ -225,12 +220,12 @@ class Carrier:
 
     def _note_count(self, state: State, fresh: list[Owner]) -> None:
         """Note that a count goes on beside arrays of new leaves."""
-        note = f"the count of {state} continues, and arrays of {_names(fresh)} are new"
-        fields = {role[0] for slots in state.groups.values() for role in slots}
+        note = f"the count of {state} continues beside new arrays of {_names(fresh)}"
+        fields = {"".join(r[:1]) for slots in state.groups.values() for r in slots}
         if fields >= {"mu", "nu"}:
             # The largest ratio of the bias corrections, in about the twelfth step.
             note += (
-                ": the first updates there are up to 6.6 times the learning rate (b1=0.9,"
+                ", whose first updates are up to 6.6 times the learning rate (b1=0.9,"
                 " b2=0.999). Give new leaves a label of their own in optax.partition"
             )
         self.notes.append(note)
@@ -253,7 +248,7 @@ class Carrier:
             jnp.shape(x)[row is not None :]
             for x, (_, row) in zip(arrays, (old, new), strict=True)
         ]
-        kinds = [_leaves.is_floating(x) for x in (self.like[old[0]], arrays[1])]
+        kinds = [*map(_kind, (self.like[old[0]], arrays[1]))]
         return shapes[0] == shapes[1] and kinds[0] == kinds[1]
 
     def _put(self, old: Entry, new: Entry) -> None:
@@ -291,16 +286,15 @@ class Carrier:
 
         Moments may be in host memory and counts on the device.
         """
-        like = self.shardings[bool(jnp.ndim(new))]
+        has_axes = bool(jnp.ndim(new))
+        like = self.shardings[has_axes] or self.shardings[not has_axes]
         kinds = [*{sharding.memory_kind for sharding in like}]
         is_ours = isinstance(new, jax.Array) and len(kinds) == 1
         if not is_ours or new.sharding.memory_kind in kinds:
             return new
-        sharding = new.sharding
-        if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-            # It would be committed to its device, and the others are on a mesh.
-            meshes = [x.mesh for x in like if isinstance(x, jax.NamedSharding)]
-            sharding = jax.NamedSharding(meshes[0], jax.P()) if meshes else like[0]
+        # On one device, it would be committed there, and the others are on a mesh.
+        is_single = isinstance(new.sharding, jax.sharding.SingleDeviceSharding)
+        sharding = _whole(like[0]) if is_single else new.sharding
         return jax.device_put(new, sharding.with_memory_kind(kinds[0] or ""))
 
     def lines(self) -> list[str]:
@@ -309,11 +303,12 @@ class Carrier:
         for state in self.before:
             for (what, owner), slots in state.groups.items():
                 place = state, (what, owner)
-                is_done = place in self.moved or place in self.noted
-                if is_done or not self._matters(*place):
+                if place in self.moved or place in self.noted:
                     continue
-                fields = ", ".join(dict.fromkeys(role[0] for role in slots))
-                name = f"{'memory' if what else fields} of {state}"
+                if not self._matters(*place):
+                    continue
+                fields = ", ".join(dict.fromkeys("".join(role[:1]) for role in slots))
+                name = f"{'memory' if what else fields or 'arrays'} of {state}"
                 reason = self.reasons.get(place) or self._reason(state, what, owner)
                 lines.setdefault((name, reason), []).append(owner or LOSS)
         texts = [
@@ -349,10 +344,13 @@ class Carrier:
             return "it is one array for all leaves"
         if what is None:
             return "`new_tx` has no such state for this leaf"
-        same = [group for x in alike if x.kind == state.kind for group in x.groups]
-        if any(what == of_new and leaves & owner for of_new, leaves in same if leaves):
-            return "`new_tx` uses another memory for these leaves"
-        return "`new_tx` has no memory of the same name, norm, scope and rule"
+        return "`new_tx` has no memory of this name, norm, scope and rule for them"
+
+
+def _kind(x: Any) -> Any:
+    """Return the dtype of a PRNG key, and for numbers whether they are floating."""
+    is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+    return x.dtype if is_key else _leaves.is_floating(x)
 
 
 def _size(leaves: Owner) -> int:
@@ -383,5 +381,12 @@ def _placed(x: Any, like: Any) -> Any:
     """Return an array in the memory and on the devices of another one."""
     if isinstance(x, jax.Array) or not isinstance(like, jax.Array):
         return jnp.asarray(x)
-    is_alike = np.shape(x) == like.shape or like.sharding.is_fully_replicated
-    return jax.device_put(x, like.sharding) if is_alike else jnp.asarray(x)
+    is_alike = np.shape(x) == like.shape
+    return jax.device_put(x, like.sharding if is_alike else _whole(like.sharding))
+
+
+def _whole(sharding: Any) -> Any:
+    """Return a sharding that is not split, on the same devices in the same memory."""
+    if not isinstance(sharding, jax.NamedSharding):
+        return sharding
+    return jax.NamedSharding(sharding.mesh, jax.P(), memory_kind=sharding.memory_kind)

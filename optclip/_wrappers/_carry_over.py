@@ -110,10 +110,8 @@ def carry_over(
     expected = jax.eval_shape(run, params)
     _check_structure(_boxes.unboxed(state), _boxes.unboxed(expected))
     fresh, news = addressed(new_init, new_params, leaves[1])
-    arrays = jax.tree.leaves(fresh)
-    of_leaves = [[*x.values()] for x in leaves]
-    old, like = map(jax.tree.leaves, (state, expected))
-    carrier = Carrier(olds, old, like, news, arrays, of_leaves)
+    old, like, arrays = map(jax.tree.leaves, (state, expected, fresh))
+    carrier = Carrier(olds, old, like, news, arrays, [[*x.values()] for x in leaves])
     treedef = jax.tree.structure(_boxes.boxed_as(state, expected, fresh))
     carried = jax.tree.unflatten(treedef, carrier.carried())
     if lines := carrier.lines():
