@@ -80,11 +80,11 @@ def carry_over(
         the same label, whose first updates by Adam are up to 6.6 times the learning
         rate. Under a separate label of `optax.partition` it starts at 0. Joined labels
         keep the count of most elements.
-      - The memory of a rule moves if the quantity, the scope and the kind of rule are
-        the same. If its norm covers other leaves, it moves, with a warning, where the
+      - The memory of a rule moves if name, norm, scope, kind of rule and window are the
+        same. If its norm covers other leaves, it moves, with a warning, where the
         common leaves have at least half of all elements.
-      - States of one type and name are matched by the labels and wrappers around them,
-        where these are unique, then by norm and scope, then by order.
+      - States of one type and name are matched by the labels around them, then by norm
+        and scope, where these are unique, then by order.
       - History of other quantities: those that are new read 0 in the old steps. With
         another `steps=`, the newest rows are kept.
       - Arrays over all leaves, as in `optax.flatten`, restart if a leaf changes. States

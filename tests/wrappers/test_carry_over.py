@@ -79,10 +79,15 @@ HEAD = optax.partition({"on": CHAIN, "off": FROZEN}, {"a": "off", "b": "on"})
 LARGER = ones("b", a=np.ones((4, 3), np.float32))
 MOMENTS = r"\bmu\b.*\ba\b", r"\bnu\b.*\ba\b"
 # Old and new optimizer and leaves, the new count, and words of the warning.
+Reversed = collections.namedtuple("Reversed", "b a")
+ONE = np.float32(1)
+NUMBERS = {"a": ONE, "b": ONE}
 ANEW = {
     "frozen base": (ADAM, AB, LORA, ABC, 0, MOMENTS),
     "flatten, leaves of equal size": (FLAT, AB, FLAT, ones("bc"), 0, ["mu"]),
     "flatten, more leaves": (FLAT, AB, FLAT, ABC, 0, ["mu"]),
+    "flatten, other order": (FLAT, AB, FLAT, Reversed(AB["b"], AB["a"]), 0, ["mu"]),
+    "flatten, numbers": (FLAT, NUMBERS, FLAT, {"b": ONE, "c": ONE}, 0, ["mu"]),
     "flatten on": (ADAM, AB, FLAT, AB, 0, MOMENTS),
     "flatten off": (FLAT, AB, ADAM, AB, 0, ["mu"]),
     "unfrozen into running label": (HEAD, AB, CHAIN, AB, 5, [r"\ba\b", "6.6"]),
@@ -118,6 +123,20 @@ def test_carry_over_new_leaf_beside_adam_is_named_with_remedy():
     for tx, said, size in ((ADAM, words, 0.315), (remedy, (), 0.1)):
         updates, _ = compiled(tx)(ABC, carry(ADAM, AB, state, tx, ABC, *said), ABC)
         np.testing.assert_allclose(updates["c"], -size, rtol=0.01)
+
+
+def test_carry_over_memory_of_each_leaf_follows_its_path():
+    tree = {k: np.full(2, i + 1, np.float32) for i, k in enumerate("bdfhjl")}
+    grown = {"a": tree["b"], "g": tree["b"]} | tree
+    state = after(CLIP, tree)
+    moved = carry(CLIP, tree, state, CLIP, grown)
+    thresholds = (
+        optclip.metrics(after(CLIP, t, 1, state=s, size=0.1))
+        for t, s in ((tree, state), (grown, moved))
+    )
+    before, now = thresholds
+    keys = [f"clip/threshold/{name}" for name in tree]
+    assert [now[key] for key in keys] == [before[key] for key in keys]
 
 
 def test_carry_over_casts_state_of_floats():
@@ -217,6 +236,7 @@ def test_carry_over_two_clips_of_one_name_ask_for_names():
         (two, one),
         (one, two),
         (two, three),
+        (skip(optax.chain(optax.scale(0.01), skip(ADAM))), skip(ADAM)),
         (optax.chain(ADAM, ADAM), ADAM),
     ):
         with pytest.raises(ValueError, match="name="):
