@@ -1,7 +1,7 @@
 """Addresses of the arrays of a state: the state around each, its role, and its leaves.
 
-`init` runs once more on marked leaves, which shows the leaf of each array. Engines show
-what the memories of their rules measure.
+The path of an array ends in that of its leaf; where this is unclear, `init` runs once
+more on marked leaves. Engines show what the memories of their rules measure.
 """
 
 from __future__ import annotations

@@ -198,10 +198,10 @@ MEAN = optclip.clip_by_norm(optclip.thresholds.mean_plus_std(3.0, 8))
 TWO = optax.chain(BY_NORM, optclip.clip_by(RULE, over="leaf", norm="rms", name="rms"))
 EXCHANGED = optax.chain(BY_RMS, optclip.clip_by_norm(RULE, name="norm"))
 OTHERS = {
-    "norm": (BY_NORM, BY_RMS, r"norm Norm 2 0.5 of EachLeaf, .*got Norm 2 0 of"),
+    "norm": (BY_NORM, BY_RMS, r"norm 'Norm 2 0.5 of EachLeaf', .*got 'Norm 2 0 of"),
     "rule": (BY_NORM, MEAN, r"rules \['MeanPlusStd'\], .*got \['Quantile'\]"),
     "labels": (groups("a", "b"), groups("b", "a"), r"\[\[1, 3, 5\], .*got \[\[0, 2, 4"),
-    "order": (TWO, EXCHANGED, "norm Norm 2 0.5 of EachLeaf"),
+    "order": (TWO, EXCHANGED, "norm 'Norm 2 0.5 of EachLeaf'"),
 }
 
 
