@@ -17,6 +17,8 @@ from .._typing import ClipState, HistoryState, SkipState
 from ._addresses import LOSS, Group, Leaf, Owner, Slots, State
 from ._carried_history import carried_history
 
+_OURS = (ClipState, SkipState, HistoryState)
+
 # An entry of an array: its position, and its row or None.
 Entry = tuple[int, int | None]
 
@@ -160,23 +162,23 @@ class Carrier:
         if old is not None:
             return old if self._move(old, group, slots) else None
         overlaps = [
-            (_size(owner & other) / max(1, _size(owner | other)), i, (what, other))
-            for i, old in enumerate(sources)
+            (_size(owner & other) / max(1, _size(owner | other)), old, other)
+            for old in sources
             for of_old, other in old.groups
             if what and of_old == what and other and owner & other
         ]
         if not overlaps:
             return None
-        overlap, i, there = max(overlaps, key=operator.itemgetter(0))
+        overlap, old, other = max(overlaps, key=operator.itemgetter(0))
         change = (
-            f"below its norm are {len(owner - there[1])} more and"
-            f" {len(there[1] - owner)} fewer leaves"
+            f"below its norm are {len(owner - other)} more and {len(other - owner)}"
+            " fewer leaves"
         )
-        is_free = (sources[i], there) not in self.moved
-        if overlap >= 0.5 and is_free and self._move(sources[i], there, slots):
+        place = old, (what, other)
+        if overlap >= 0.5 and place not in self.moved and self._move(*place, slots):
             self.notes.append(f"the memory of {state} continues; {change}")
-            return sources[i]
-        self.noted.add((sources[i], there))
+            return old
+        self.noted.add(place)
         why = "the old one continues in another norm"
         if overlap < 0.5:
             why = f"{change}, and the others have less than half of the elements"
@@ -209,8 +211,7 @@ class Carrier:
             if not there:
                 continue
             first, *others = (self.old[i] for i, _ in there)
-            is_record = state.kind[0] in (ClipState, SkipState)
-            if not is_record and not all(_equal(first, x) for x in others):
+            if state.kind[0] not in _OURS and not all(_equal(first, x) for x in others):
                 note = f"{role[-1]} of {state} differs between the joined states"
                 self.notes.append(f"{note}: that with most elements continues")
             self._put(there[0], entry)
@@ -236,9 +237,10 @@ class Carrier:
             [i for i, _ in x.groups[None, None].values()] for x in (old, state)
         )
         arrays = [self.old[i] for i in there], [self.new[i] for i in here]
-        moved = carried_history(*arrays)
-        if moved is arrays[0]:
-            moved = [*map(self._once, there)]
+        rows = carried_history(*arrays)
+        moved = [rows, self._once(there[1]), arrays[1][2]]
+        if rows is None:
+            moved[::2] = self._once(there[0]), self._once(there[2])
         for i, x in zip(here, moved, strict=True):
             self.new[i] = _placed(x, arrays[0][0])
 
@@ -286,8 +288,7 @@ class Carrier:
 
         Moments may be in host memory and counts on the device.
         """
-        has_axes = bool(jnp.ndim(new))
-        like = self.shardings[has_axes] or self.shardings[not has_axes]
+        like = self.shardings[jnp.ndim(new) > 0] or self.shardings[jnp.ndim(new) == 0]
         kinds = [*{sharding.memory_kind for sharding in like}]
         is_ours = isinstance(new, jax.Array) and len(kinds) == 1
         if not is_ours or new.sharding.memory_kind in kinds:
@@ -303,9 +304,11 @@ class Carrier:
         for state in self.before:
             for (what, owner), slots in state.groups.items():
                 place = state, (what, owner)
-                if place in self.moved or place in self.noted:
-                    continue
-                if not self._matters(*place):
+                if (
+                    place in self.moved
+                    or place in self.noted
+                    or not self._matters(*place)
+                ):
                     continue
                 fields = ", ".join(dict.fromkeys("".join(role[:1]) for role in slots))
                 name = f"{'memory' if what else fields or 'arrays'} of {state}"
@@ -321,7 +324,12 @@ class Carrier:
 
     def _matters(self, state: State, group: Group) -> bool:
         """Return whether a kept leaf or a memory loses numbers other than 0."""
-        if group[1] is None and state.kind[0] is not None:
+        arrays = [self.old[i] for i, _ in state.groups[group].values()]
+        is_learned = state.kind[0] not in _OURS and (
+            state.kind[0] is None
+            or any(jnp.ndim(x) and _leaves.is_floating(x) for x in arrays)
+        )
+        if not (is_learned or group[1]):
             return False  # A count or a record that the new optimizer does not have.
         if group[1] and self.gone.issuperset(path for path, _ in group[1]):
             return False
@@ -359,8 +367,8 @@ def _size(leaves: Owner) -> int:
 
 def _names(owners: list[Owner], before: str = "") -> str:
     """Return the paths of the first leaves, and the number of others."""
-    leaves = dict.fromkeys(x for owner in owners for x in sorted(owner - LOSS))
-    paths = ["/".join(path) or "the array" for path, _ in leaves]
+    leaves = (x for owner in owners for x in sorted(owner - LOSS))
+    paths = ["/".join(path) or "the array" for path, _ in dict.fromkeys(leaves)]
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return before + ", ".join(paths[:3]) + more if paths else ""
 

@@ -43,8 +43,8 @@ FAULTS = [
     ),
     Fault(
         "_wrappers/_carrier.py",
-        "if overlap >= 0.5 and is_free",
-        "if overlap >= 0.1 and is_free",
+        "if overlap >= 0.5 and place",
+        "if overlap >= 0.1 and place",
         "wrappers/test_carry_over.py",
     ),
     Fault(
