@@ -86,6 +86,8 @@ def test_carry_over_same_optimizer_and_parameters_returns_state(at, name):
 @pytest.mark.parametrize("ring", ["BY_NAME", "BY_NUMBER"])
 def test_carry_over_same_paths_in_other_containers_keeps_arrays(at, name, ring):
     tx, (first, *others) = OPTIMIZERS[name](), getattr(carried, ring)
+    # The moments of a flat vector restart if the leaves have another order.
+    others = [x for x in others if name != "flatten" or x != "reversed"]
     trees = [carried.params(x) for x in [first, *some(others, at)]]
     state = moved = carried.numbered(tx.init(trees[0]))
     for tree, other in itertools.pairwise([*trees, trees[0]]):
@@ -103,7 +105,8 @@ def test_carry_over_leaves_added_and_removed_keeps_others(at, name):
         there_and_back(tx, TREE, tx, GROWN[where])
 
 
-@sampled(OPTIMIZERS, 12)
+# No state shows the leaves of a label of noise.
+@sampled([x for x in OPTIMIZERS if x != "noisy sgd"], 12)
 def test_carry_over_other_labels_and_back_keeps_states(at, name):
     tx = OPTIMIZERS[name]()
     for change in some([*LABELS], at):
@@ -122,8 +125,10 @@ def are_alike(tx, wrapper):
 @sampled(OPTIMIZERS, 12)
 def test_carry_over_wrapper_on_and_off_keeps_state(at, name):
     tx = OPTIMIZERS[name]()
+    # Nor does a flat vector, which two labels may both have.
+    hidden = {"partition"} if name == "flatten" else set()
     wrappers = [x for x in WRAPPERS if not are_alike(tx, WRAPPERS[x])]
-    for wrapper in some(wrappers, at):
+    for wrapper in some([x for x in wrappers if x not in hidden], at):
         # The norms of one flat leaf are others, so that the state of a clip starts anew.
         but = "clip_|skip_" if wrapper == "flatten" else None
         there_and_back(tx, TREE, WRAPPERS[wrapper](tx), TREE, but)
@@ -143,7 +148,11 @@ def test_carry_over_another_optimizer_moves_or_names(at, name):
     tx = OPTIMIZERS[name]()
     state = carried.numbered(tx.init(TREE))
     for other in covering.rotated([*OPTIMIZERS][at % 9 :: 9], 5 * at):
-        carried.carried(tx, TREE, state, OPTIMIZERS[other](), TREE)
+        try:
+            carried.carried(tx, TREE, state, OPTIMIZERS[other](), TREE)
+        except ValueError as error:  # It has another number of states of one type.
+            if "it is unclear which continues" not in str(error):
+                raise
 
 
 def reading(start):
