@@ -59,6 +59,7 @@ def check_saved(saved: Any, expected: Description) -> None:
                 raise ValueError(
                     f"The saved thresholds must have learned with the {key}"
                     f" {_validate.shown(new.get(key))}, as in this optimizer, got"
-                    f" {_validate.shown(old.get(key))}. Use the saved clip. To start"
-                    " with a new state instead, load the weights before `compile`."
+                    f" {_validate.shown(old.get(key, 'no description'))}. Use the"
+                    " saved clip. To start with a new state instead, load the weights"
+                    " before `compile`."
                 )

@@ -311,8 +311,8 @@ def memory_in(
         if learned != measured:
             raise ValueError(
                 f"`state` must have been learned from the norms {measured!r}, got"
-                f" {learned!r}, whose sizes differ. {_ADVICE} After a change of norm="
-                " or over=, move it with optclip.carry_over."
+                f" {learned!r}: its thresholds do not apply. {_ADVICE} After a change"
+                " of norm= or over=, move it with optclip.carry_over."
             )
     if num_memories != len(memory):
         raise ValueError(

@@ -215,8 +215,9 @@ def _owned(
     starts = [_starts(path, leaves) for path, _ in pairs]
     grown: list[Any] = []
     # Marks cost another run of `init`. Most paths end in that of one leaf without them.
+    # A number may be a count, although a parameter is named `count` too.
     if not all(
-        [leaves[path[i:]][1] for i in found] == [jnp.shape(x)]
+        jnp.ndim(x) > 0 and [leaves[path[i:]][1] for i in found] == [jnp.shape(x)]
         if found
         else not jnp.ndim(x) or _is_ours(path)
         for (path, x), found in zip(pairs, starts, strict=True)

@@ -80,14 +80,21 @@ LARGER = ones("b", a=np.ones((4, 3), np.float32))
 MOMENTS = r"\bmu\b.*\ba\b", r"\bnu\b.*\ba\b"
 # Old and new optimizer and leaves, the new count, and words of the warning.
 Reversed = collections.namedtuple("Reversed", "b a")
-ONE = np.float32(1)
-NUMBERS = {"a": ONE, "b": ONE}
+# A number and a vector with the names of fields of Adam.
+NAMED = collections.namedtuple("Named", "count mu")(np.float32(1), AB["b"])
 ANEW = {
     "frozen base": (ADAM, AB, LORA, ABC, 0, MOMENTS),
     "flatten, leaves of equal size": (FLAT, AB, FLAT, ones("bc"), 0, ["mu"]),
     "flatten, more leaves": (FLAT, AB, FLAT, ABC, 0, ["mu"]),
     "flatten, other order": (FLAT, AB, FLAT, Reversed(AB["b"], AB["a"]), 0, ["mu"]),
-    "flatten, numbers": (FLAT, NUMBERS, FLAT, {"b": ONE, "c": ONE}, 0, ["mu"]),
+    "flatten, numbers": (
+        FLAT,
+        dict.fromkeys("ab", AB["a"][0, 0]),
+        FLAT,
+        dict.fromkeys("bc", AB["a"][0, 0]),
+        0,
+        ["mu"],
+    ),
     "flatten on": (ADAM, AB, FLAT, AB, 0, MOMENTS),
     "flatten off": (FLAT, AB, ADAM, AB, 0, ["mu"]),
     "unfrozen into running label": (HEAD, AB, CHAIN, AB, 5, [r"\ba\b", "6.6"]),
@@ -123,6 +130,10 @@ def test_carry_over_new_leaf_beside_adam_is_named_with_remedy():
     for tx, said, size in ((ADAM, words, 0.315), (remedy, (), 0.1)):
         updates, _ = compiled(tx)(ABC, carry(ADAM, AB, state, tx, ABC, *said), ABC)
         np.testing.assert_allclose(updates["c"], -size, rtol=0.01)
+
+
+def test_carry_over_count_of_adam_is_no_parameter_named_count():
+    carry(ADAM, NAMED, after(ADAM, NAMED), skip(ADAM), NAMED)
 
 
 def test_carry_over_memory_of_each_leaf_follows_its_path():

@@ -190,7 +190,6 @@ TWO_CLIPS = optax.chain(CLIP, ADAM(), CLIP)
 LOOK, LOOK_SKIP = (optax.lookahead(x, 5, 0.5) for x in (LEARNED, optclip.skip(LEARNED)))
 BOTH = optax.LookaheadParams(TREE, TREE)
 UNUSED = optax.partition({"x": ADAM(), "y": ADAM()}, CONTAINERS["dict"](*"xxxx"))
-MUON = OPTIMIZERS["muon"]()
 SHAPE, PRODUCT = reading(lambda x: jnp.zeros(x.shape)), reading(lambda x: x * 2)
 
 
@@ -218,7 +217,9 @@ SWITCHES = {
     ),
     "unused label": alike(ADAM(), UNUSED),
     "unused label in use": alike(split(ADAM(), "xxyy"), UNUSED),
-    "unused labels of muon": alike(MUON, split(MUON, "xxyy")),
+    "unused labels of muon": alike(
+        OPTIMIZERS["muon"](), split(OPTIMIZERS["muon"](), "xxyy")
+    ),
     "two clips": alike(TWO_CLIPS, optclip.with_history(TWO_CLIPS, 4)),
     "two clips in labels": alike(split(TWO_CLIPS, "xxxx"), split(TWO_CLIPS, "xxyy")),
     "shape in init": alike(SHAPE, optclip.skip(SHAPE)),
