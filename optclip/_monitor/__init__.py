@@ -2,6 +2,7 @@
 
 from ._history import Column, array_of, columns_in, columns_of, key_of_rows, text_of
 from ._metrics import PROBE_FIELDS, Metric, metrics, metrics_of, percent, states_in
+from ._outliers import stands_out
 from ._run import (
     Fields,
     at,
@@ -9,6 +10,7 @@ from ._run import (
     clips_in,
     fields_by_name,
     has_run,
+    loss_key,
     numbers_in,
     only,
     others_in,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from .._arrays import _validate
 from .._typing import History
 from ._metrics import FIELDS
 
+# Keys of a training loss, the clearest first, and words in keys of other losses.
+_LOSSES = "loss", "train/loss", "train_loss", "training_loss", "total_loss"
+_HELD_OUT = {"eval", "evaluation", "val", "valid", "validation", "test", "dev"}
 # JSON has no such numbers, so `save` writes them as strings.
 _NOT_FINITE = "inf", "-inf", "nan"
 
@@ -64,8 +68,9 @@ def numbers_in(names: Mapping[str, Fields]) -> list[Any]:
 def read(history: History, argument: str = "history") -> dict[str, np.ndarray]:
     """Return a history in any form as arrays of float64, one number per step.
 
-    Of the other quantities that were logged, only `step` is read. Errors name the
-    argument that the user passed.
+    Of the other quantities that were logged, `step` and the loss are read, the latter
+    as `loss`, with NaN in steps without one. Errors name the argument that the user
+    passed.
 
     Raises:
       TypeError: The form is not accepted.
@@ -103,7 +108,43 @@ def read(history: History, argument: str = "history") -> dict[str, np.ndarray]:
             f"`{argument}` is empty. Pass the dicts that optclip.metrics returned, one"
             " per step."
         )
-    return arrays
+    return arrays | _losses_in(history, max(lengths, default=0))
+
+
+def loss_key(keys: Iterable[str]) -> str | None:
+    """Return the key of the training loss; None if there is none, or if unclear."""
+    keys = {str(key): key for key in keys}
+    for name in _LOSSES:
+        if name in keys:
+            return keys[name]
+    are_read = {*keys_of_metrics(keys)}
+    losses = [
+        key
+        for text, key in keys.items()
+        if text not in are_read
+        and text.lower().split("/")[-1] in _LOSSES
+        and not _HELD_OUT & {*re.split(r"[^a-z]+", text.lower())}
+    ]
+    return losses[0] if len(losses) == 1 else None
+
+
+def _losses_in(history: Any, count: int) -> dict[str, np.ndarray]:
+    """Return the losses of a history under the key `loss`, if it has any."""
+    is_dict = isinstance(history, Mapping)
+    rows = [history] if is_dict else history
+    key = loss_key(dict.fromkeys(key for row in rows for key in row))
+    losses = history[key] if is_dict and key else [x.get(key) for x in rows if key]
+    if key is None or not _is_column(losses, count):
+        return {}
+    numbers = np.array([_number_in(x) for x in losses])
+    return {} if np.isnan(numbers).all() else {"loss": numbers}
+
+
+def _number_in(x: Any) -> float:
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        return np.nan
 
 
 def others_in(history: History) -> list[dict[str, float]]:
@@ -219,6 +260,8 @@ def loaded(history: Any) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
 def _columns(steps: Sequence[Mapping[str, Any]], argument: str) -> dict[str, list[Any]]:
     keys = _keys_read(steps[0]) if steps else []
     for i, step in enumerate(steps):
+        if step.keys() == steps[0].keys():
+            continue
         if odd := sorted(set(keys).symmetric_difference(_keys_read(step))):
             raise ValueError(
                 f"`{argument}` must have the same keys in each step, but only one of"

@@ -83,7 +83,8 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
     """
     wanted = "a str or a pathlib.Path"
     _validate.kind("path", path, (str, os.PathLike), wanted)
-    columns = read(history)
+    # The other numbers hold the loss, with its key and without steps that lack it.
+    columns = {key: x for key, x in read(history).items() if key != "loss"}
     steps = zip(*(x.tolist() for x in columns.values()), strict=True)
     metrics = [dict(zip(columns, step, strict=True)) for step in steps]
     both = zip(metrics, others_in(history), strict=True)

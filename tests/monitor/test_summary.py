@@ -1,5 +1,6 @@
 """Summarize each clipping transformation in a few lines."""
 
+import json
 import math
 
 import jax
@@ -180,3 +181,11 @@ def test_summary_of_ensemble_asks_for_one_member():
     for opt_state in (ensemble, optclip.metrics(ensemble)):
         with pytest.raises(TypeError, match="one step.*one member of an ensemble"):
             optclip.summary(opt_state)
+
+
+@pytest.mark.parametrize("key", ["loss", "train/loss", "train_loss"])
+def test_save_writes_loss_only_in_steps_that_have_one(tmp_path, key):
+    rows = [{"clip/norm": 1.0, key: 2.0, "eval/loss": 3.0}, {"clip/norm": 1.0}]
+    optclip.plot.save(rows, tmp_path / "run.jsonl")
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == rows
