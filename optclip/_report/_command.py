@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._log import LogError, log_of, read
+from ._entries import LogError, printable, read
+from ._log import log_of
 from ._page import page_of, require_matplotlib
 from ._report import json_of, report_of, text_of
 
@@ -16,29 +17,32 @@ _DESCRIPTION = """\
 Print what a log of gradient norms says: a summary, what stands out, and a threshold
 that clips a fraction of the steps.
 
-The log is a file that optclip.plot.save wrote, JSON lines of optclip.metrics, Hugging
-Face's trainer_state.json, JSON lines with a gradient norm, a JSON array, or one number
-per line."""
+The log has metrics of optclip, or a gradient norm and perhaps a loss and a step. It is
+a file that optclip.plot.save wrote, JSON lines, a JSON array, Hugging Face's
+trainer_state.json or the dicts that its Trainer prints, CSV or JSON of TensorBoard, CSV
+of wandb, or one number per line. It may be zipped with gzip."""
 
 
 def main(arguments: Sequence[str], version: str) -> int:
     """Run a command and return its exit code: 0, or 2 for bad input."""
     parser = _parser(version)
     options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return 0
     try:
-        _report(options, version)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as head, has ended. Python flushes again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        if options.command is None:
+            _print(parser.format_help())
+        else:
+            _report(options, version)
     except (LogError, ImportError) as error:
         return _failed(str(error))
     except OSError as error:
-        return _failed(f"{error.filename}: {error.strerror}.")
+        if error.filename is not None:
+            return _failed(f"{printable(str(error.filename))}: {error.strerror}.")
+        # Python flushes the output again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            # The reader, such as head, has ended.
+            return 1
+        return _failed(f"standard output: {error.strerror}.")
     return 0
 
 
@@ -47,29 +51,48 @@ def _failed(message: str) -> int:
     return 2
 
 
+def _print(text: str) -> None:
+    """Print text, with escapes for characters that the terminal does not have."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
 def _report(options: argparse.Namespace, version: str) -> None:
     path, page = options.log, options.html
     if page:
         # A long log takes minutes, so the page is checked first.
         require_matplotlib()
-        _check_page(path, Path(page))
-    report = report_of(
-        path, log_of(read(path), options.norm), options.rate, options.skip_first
-    )
+        _check_page(path, Path(page), force=options.force)
+    entries = read(path)
+    log = log_of(entries, options.norm)
+    report = report_of(entries.path, log, options.rate, options.skip_first)
     if page:
-        Path(page).write_text(page_of(report, version), encoding="utf-8")
-    print(json_of(report, version) if options.json else text_of(report))
+        _write(page, page_of(report, version))
+    _print(json_of(report, version) if options.json else text_of(report))
     if page:
-        print(f"wrote {page}", file=sys.stderr)
+        print(f"wrote {printable(page)}", file=sys.stderr)
 
 
-def _check_page(log: str, page: Path) -> None:
+def _check_page(log: str, page: Path, *, force: bool) -> None:
+    name = printable(str(page))
     if not page.parent.is_dir():
-        raise LogError(f"There is no folder {page.parent} for --html. Create it.")
+        folder = printable(str(page.parent))
+        raise LogError(f"There is no folder {folder} for --html. Create it.")
     if page.is_dir():
-        raise LogError(f"--html {page} is a folder. Pass the path of a file.")
-    if page.exists() and os.path.samefile(log, page):
-        raise LogError(f"--html {page} would replace the log. Pass another path.")
+        raise LogError(f"--html {name} is a folder. Pass the path of a file.")
+    if page.exists() and os.path.exists(log) and os.path.samefile(log, page):
+        raise LogError(f"--html {name} would replace the log. Pass another path.")
+    if page.is_file() and not force:
+        raise LogError(f"--html {name} exists. Pass --force to replace it.")
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        # A full disk does not name the file.
+        error.filename = path
+        raise
 
 
 def _parser(version: str) -> argparse.ArgumentParser:
@@ -84,9 +107,11 @@ def _parser(version: str) -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument("log", metavar="LOG", help="path of the log")
+    report.add_argument("log", metavar="LOG", help="path of the log, - for a pipe")
     page = "also write a page with plots, one file (requires Matplotlib)"
     report.add_argument("--html", metavar="PATH", help=page)
+    force = "replace an existing page"
+    report.add_argument("--force", action="store_true", help=force)
     report.add_argument("--json", action="store_true", help="print JSON")
     norm = (
         "key of the norm, for logs of other libraries (default: grad_norm or similar)"

@@ -24,6 +24,8 @@ _STYLE = {
     "font.size": 9.0, "axes.titlesize": 9.0, "legend.fontsize": 8.0,
     # Agg draws a line of more points in chunks, since their number is limited.
     "agg.path.chunksize": 10_000, "axes.formatter.limits": (-4, 5),
+    # Names may have a dollar sign.
+    "text.parse_math": False,
 }  # fmt: skip
 _PAGE = """<!DOCTYPE html>
 <html lang="en">

@@ -66,6 +66,7 @@ class Report(NamedTuple):
       path: Name of the file.
       log: The run.
       steps: The first and the last step.
+      restarts: How often the step goes back.
       summary: Lines about the last step; empty for norms of another library.
       verdict: What stands out, and what to change.
       norms: What the run says about each norm.
@@ -75,6 +76,7 @@ class Report(NamedTuple):
     path: str
     log: Log
     steps: tuple[int, int]
+    restarts: int
     summary: list[str]
     verdict: list[str]
     norms: list[Norm]
@@ -98,8 +100,8 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
             for part in parts[:MOST]
         ]
         left += len(parts[MOST:])
-    ends = int(steps[0]), int(steps[-1])
-    return Report(path, log, ends, about, verdict, norms, left)
+    ends, restarts = (int(steps[0]), int(steps[-1])), int(np.sum(np.diff(steps) < 0))
+    return Report(path, log, ends, restarts, about, verdict, norms, left)
 
 
 def _largest_first(fields: Fields) -> list[str]:
@@ -187,14 +189,16 @@ def _origin(report: Report) -> str:
     units = {"line": "lines", "entry": "entries"}[log.unit]
     units = units if log.entries != 1 else log.unit
     count = f"{log.read} of {log.entries}" if log.read < log.entries else log.entries
-    of = f"{log.norm!r} in " if log.norm else ""
+    of = f"'{log.norm}' in " if log.norm else ""
     of = of if log.is_bare else "metrics in "
-    return f"{of}{count} {units}, steps {first} to {last}"
+    back = f", going back {report.restarts} times" if report.restarts else ""
+    steps = "numbered" if log.is_bare and "step" not in log.columns else "steps"
+    return f"{of}{count} {units}, {steps} {first} to {last}{back}"
 
 
 def phrase(norm: Norm) -> str:
     """Return the norms of a run and how often they were clipped."""
-    phrases = [f"{norm.steps} norms"]
+    phrases = [f"{norm.steps} norm{'' if norm.steps == 1 else 's'}"]
     if norm.median is not None:
         phrases += [f"median {norm.median:.4g}"]
         phrases += [f"largest {norm.largest:.4g} in step {norm.at}"]
@@ -215,6 +219,7 @@ def json_of(report: Report, version: str) -> str:
         "read": report.log.read,
         "first_step": first,
         "last_step": last,
+        "restarts": report.restarts,
         "summary": report.summary,
         "verdict": report.verdict,
         "norms": [_fields(norm) for norm in report.norms],

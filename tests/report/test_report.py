@@ -1,6 +1,8 @@
 """`python -m optclip report` reads a log, and says what its norms mean."""
 
+import gzip
 import html.parser
+import io
 import json
 import os
 import pathlib
@@ -73,7 +75,8 @@ def report(command, log):
 
     def report(content, *options):
         code, out, err = command("report", log(content), "--json", *options)
-        assert (code, err) == (0, "")
+        assert code == 0
+        assert err.count("\n") == err.count("note: ") <= 1
         return json.loads(out, parse_constant=lambda token: pytest.fail(token))
 
     return report
@@ -105,6 +108,20 @@ MIXED = [
 ]
 MIXED.insert(3, {"eval/loss": 1.0, "eval/steps": 2})
 TEXT = "".join(f"{x}\r\n" for x in NORMS)
+TABLE = "".join(f"1.5e9,{10 * i},{x}\r\n" for i, x in enumerate(NORMS))
+TENSORBOARD = [[1.5e9 + i, 10 * i, x] for i, x in enumerate(NORMS)]
+WANDB = '"Step","a - grad_norm","a - grad_norm__MIN","a - grad_norm__MAX"\n'
+WANDB += "".join(f'"{i}","{x}","0","99"\n{i + 0.5},,,\n' for i, x in enumerate(NORMS))
+BAR = "\r 10%|█▎  | 50/500 [00:10<01:30, 5.00it/s]"
+PRINTED = "Loading, please wait\n" + "".join(
+    f"{BAR}{{'loss': {1 / x}, 'grad_norm': tensor({x}, device='cuda:0'), 'epoch': 0.01}}\n"
+    for x in NORMS
+)
+TEXTS = "".join(f"{{'loss': 'nan', 'grad_norm': '{x}'}} \n\n" for x in [*NORMS, "nan"])
+LEVANTER = [
+    {f"{x}/norm/{y}": 9 * n for x in ("grad", "params") for y in "ab"} for n in NORMS
+]
+LEVANTER = [a | {"grad/norm/total": n} for a, n in zip(LEVANTER, NORMS, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +137,20 @@ TEXT = "".join(f"{x}\r\n" for x in NORMS)
         (lines({"a/b": x, "grad_norm": None} for x in NORMS), ("--norm", "a/b"), "b", SIZE - 1),
         (lines({"grad_norm": str(x)} for x in NORMS), (), "grad_norm", SIZE - 1),
         (lines(MIXED), (), "clip", SIZE - 1),
+        (lines(STATE) + "{oops\n3.0\n", (), "grad_norm", 990),
+        (gzip.compress(lines(STATE).encode()) + gzip.compress(b'{"grad_no'), (), "grad_norm", 990),
+        (gzip.compress(TEXT.encode() + b"1\n" * 9, 0)[: len(TEXT) + 15], (), "norm", SIZE - 1),
+        (TEXT.encode("utf-16"), (), "norm", SIZE - 1),
+        ("Wall time,Step,Value\r\n" + TABLE, (), "Value", 990),
+        ("Wall time,Step,Value\r\n" + TABLE + "1.5e9,10", (), "Value", 990),
+        (json.dumps(TENSORBOARD), (), "Value", 990),
+        (WANDB, (), "grad_norm", SIZE - 1),
+        ("step;grad-norm\n" + "".join(f"{i};{x}\n" for i, x in enumerate(NORMS)), (), "grad-norm", SIZE - 1),
+        (PRINTED, (), "grad_norm", SIZE - 1),
+        (PRINTED.encode() + BAR.encode()[:9], (), "grad_norm", SIZE - 1),
+        (TEXTS, (), "grad_norm", SIZE),
+        (lines(LEVANTER), (), "grad.norm.total", SIZE - 1),
+        (lines({"$x$/grad_norm\ud800": x} for x in NORMS), ("--norm", "$x$/grad_norm\\ud800"), "grad_norm\\ud800", SIZE - 1),
     ],
 )  # fmt: skip
 def test_report_reads_each_format(report, content, options, key, last):
@@ -183,26 +214,32 @@ GOOD = {"grad_norm": 1.0}
         ("epoch 1\n2\n", "Line 1 of"),
         (b"\x93NUMPY\x01\n", "Line 1 of"),
         (b"1\n2\n\xff\n", "Line 3 of"),
-        (lines([GOOD, GOOD]) + "{oops\n" + lines([GOOD]), "Line 3 of"),
-        ('{"grad_norm": \n' + lines([GOOD]), "is not JSON"),
+        ("1\n2\n{oops\n3\n", "Line 3 of"),
+        ('{"grad_norm": \n[\n', "is not JSON"),
         ('{\n"log_history": [\n1,,\n2]\n}', "Line 3 of"),
-        ("[" * 100_000, "is not a log"),
-        ('{\n"a": 1\n}', "has no list 'log_history'"),
-        (lines([GOOD, GOOD]) + "3.0\n", "Line 3 of"),
+        ("[" * 100_000, "has no known format"),
+        ('{\n"a": 1\n}', "the numbers 'a'."),
+        (b"\x1f\x8b" + b"x" * 60, "is a damaged gzip file"),
+        ("Step,a - grad_norm,a - grad_norm\n1,2,3\n", "has no known format"),
+        ("Step,loss,lr\n1,2,x\n", "the numbers 'Step', 'loss'."),
+        ("Step,a - grad_norm,b - grad_norm\n1,2,3\n", "--norm 'a - grad_norm'"),
+        ("loss,grad_norm\n1,high\n", "Line 2 of"),
+        (lines([GOOD | {"step": 1e300}]), "1e+300 at 'step'"),
+        (lines([{"params/norm/total": 1.0, "params/norm/a": 1.0}]), "'params/norm/total'"),
         ("1\n-2\n", "Line 2 of"),
-        (lines([{"clip/norm/a": 1.0}, {"clip/norm/a": -1.0}]), "Line 2 of"),
+        (lines([{"clip/norm/a": x, "clip/steps/a": 1} for x in (1.0, -1.0)]), "Line 2 of"),
         (lines([GOOD, {"grad_norm": True}]), "Line 2 of"),
         (lines([GOOD, {"grad_norm": "high"}]), "Line 2 of"),
         ('{"grad_norm": [1.0, 2.0]}', "a list at 'grad_norm'. Log one entry per step"),
         ("[1, [2]]", "Entry 2 of"),
         (lines([GOOD | {"step": 1}, GOOD | {"step": float("nan")}]), "Line 2 of"),
-        (lines([{"clip/norm": 1.0, "clip/steps": float("nan")}]), "Line 1 of"),
+        (lines([{"clip/norm": 1.0, "clip/steps": float("nan")}] * 2), "Line 1 of"),
         (lines([GOOD | {"step": 1}, GOOD]), "line 1 has 'step', line 2 does not"),
         (lines([MIXED[0], {}, {"clip/norm": 1.0}]), "line 1 has 'clip/coefficient', line 3"),
         (lines([{"clip/norm": 1.0}, MIXED[0]]), "line 2 has 'clip/coefficient', line 1"),
-        (lines([{"loss": 1.0, "lr": 0.1, "run": "a"}]), "its numbers are 'loss', 'lr'."),
-        (lines([{}]), "its numbers are none"),
-        (lines([{"/norm": 1.0, "a/norm/": 1.0}]), "its numbers are '/norm', 'a/norm/'"),
+        (lines([{"loss": 1.0, "lr": 0.1, "run": "a"}]), "the numbers 'loss', 'lr'."),
+        (lines([{}]), "no numbers"),
+        (lines([{"/norm": 1.0, "a/norm/": 1.0}]), "the numbers '/norm', 'a/norm/'"),
         (lines([{"a/grad_norm": 1.0, "b/grad_norm": 1.0}]), "--norm a/grad_norm"),
     ],
 )  # fmt: skip
@@ -316,6 +353,61 @@ def test_closed_pipe_ends_quietly(command, log, monkeypatch):
     with open(writer, "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         assert command("report", log(TEXT))[::2] == (1, "")
+
+
+def test_full_disk_ends_with_one_line(command, log, monkeypatch):
+    code, _, err = command("report", log(TEXT), "--html", "/dev/full")
+    assert (code, err) == (2, "error: /dev/full: No space left on device.\n")
+    with open("/dev/full", "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        code, _, err = command("report", log(TEXT))
+    assert (code, err) == (2, "error: standard output: No space left on device.\n")
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdin", "/dev/fd/{}"])
+def test_report_reads_pipe(command, path):
+    reader, writer = os.pipe()
+    os.write(writer, TEXT.encode())
+    os.close(writer)
+    stdin = os.dup(0)
+    os.dup2(reader, 0)
+    try:
+        code, out, err = command("report", path.format(reader))
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
+        os.close(reader)
+    assert (code, err) == (0, "")
+    assert f": {SIZE} lines, numbered 0 to 99\n" in out
+
+
+def test_terminal_without_a_character_prints_its_code(command, log, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    path = log(lines({"é\n\x1b[31m/grad_norm": x} for x in NORMS))
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert command("report", path.rename(path.with_name("ü.jsonl")))[::2] == (0, "")
+    text = stream.buffer.getvalue().decode()
+    assert "\\xfc.jsonl: '\\xe9\\n\\x1b[31m/grad_norm' in 100 lines" in text
+
+
+def test_existing_page_is_replaced_only_with_force(command, log, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("mine")
+    code, _, err = command("report", log(TEXT), "--html", path)
+    assert (code, path.read_text()) == (2, "mine")
+    assert "Pass --force" in err
+    assert command("report", log(TEXT), "--html", path, "--force")[0] == 0
+    assert "<html" in path.read_text()
+
+
+def test_report_counts_how_often_the_step_goes_back(command, report, log):
+    steps = [*range(60), *range(40, 50), *range(45, 75)]
+    rows = [{"grad_norm": x, "step": i} for i, x in zip(steps, NORMS, strict=True)]
+    document = report(lines(rows))
+    assert (document["restarts"], document["last_step"]) == (2, 74)
+    assert (
+        "steps 0 to 74, going back 2 times\n" in command("report", log(lines(rows)))[1]
+    )
 
 
 def test_program_prints_help_and_version(command):

@@ -321,7 +321,7 @@ FAULTS = [
         "explain/test_explain.py",
     ),
     Fault(
-        "_report/_log.py",
+        "_report/_entries.py",
         "return None if isinstance(x, bool) else float(x)",
         "return float(x)",
         "report/test_report.py",

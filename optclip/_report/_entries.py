@@ -1,0 +1,182 @@
+"""Read the entries of a log from a file or a pipe."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._formats import FORMATS
+
+_HELP = (
+    "Pass JSON lines, printed dicts, CSV with a header of different names, one number"
+    " per line, a JSON array, or a trainer_state.json."
+)
+# The key of numbers without one.
+BARE = "norm"
+
+
+class LogError(ValueError):
+    """Reject a log, with one line that names the place and the fix."""
+
+
+class Entries(NamedTuple):
+    """Hold the entries of a log, which may differ in their keys.
+
+    Attributes:
+      path: Name of the file, for errors.
+      unit: `"line"` or `"entry"`, what a place counts.
+      places: Place of each entry in the file.
+      rows: The entries, without nulls.
+      is_bare: Whether they are numbers without keys.
+    """
+
+    path: str
+    unit: str
+    places: list[int]
+    rows: list[dict[str, Any]]
+    is_bare: bool
+
+    def at(self, place: int) -> str:
+        """Return the place of an entry in words, to begin an error."""
+        return f"{self.unit.capitalize()} {place} of {self.path}"
+
+    @property
+    def keys(self) -> list[str]:
+        """All keys, in the order of the file."""
+        return list(dict.fromkeys(key for row in self.rows for key in row))
+
+    def column(self, key: str, index: list[int]) -> np.ndarray:
+        """Return the numbers of a key in entries, all of which have it."""
+        numbers = []
+        for i in index:
+            x = self.rows[i][key]
+            if (number := number_of(x)) is None:
+                where = self.at(self.places[i])
+                if isinstance(x, list):
+                    raise LogError(
+                        f"{where} has a list at '{key}'. Log one entry per step, with a"
+                        " number."
+                    )
+                raise LogError(f"{where} has {x!r:.60} at '{key}'. Log a number.")
+            numbers.append(number)
+        return np.array(numbers)
+
+
+def number_of(x: Any) -> float | None:
+    """Return the number in an entry, also if it is written as text."""
+    try:
+        # `save` writes infinity as a string.
+        return None if isinstance(x, bool) else float(x)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def printable(text: str) -> str:
+    """Return a name with escapes for what no terminal and no font can show."""
+    return "".join(
+        x if x.isprintable() else x.encode("unicode_escape").decode() for x in text
+    )
+
+
+def read(path: str) -> Entries:
+    """Return the entries of a log, in the first format that fits.
+
+    Args:
+      path: Path of a file or a pipe; `"-"` for the standard input.
+
+    Raises:
+      LogError: It is empty or damaged, or has no known format.
+      OSError: There is no such file, or it cannot be read.
+    """
+    name, text = printable(path), _text(path)
+    if not text.strip():
+        raise LogError(f"{name} is empty. {_HELP}")
+    parsed = next(filter(None, (parse(text) for parse in FORMATS)), None)
+    if parsed is None:
+        raise _unreadable(text, name)
+    if not parsed.entries:
+        raise LogError(f"{name} has no entries. {_HELP}")
+    is_bare = not isinstance(parsed.entries[0][1], dict)
+    log = Entries(name, parsed.unit, [], [], is_bare)
+    for place, entry in parsed.entries:
+        if isinstance(entry, dict) == is_bare or (is_bare and not is_number(entry)):
+            raise LogError(
+                f"{log.at(place)} is {entry!r:.60}. Pass a log whose entries are all"
+                " JSON objects, or all numbers."
+            )
+        row = {BARE: entry} if is_bare else entry
+        log.rows.append({printable(k): x for k, x in row.items() if x is not None})
+        log.places.append(place)
+    last = text.count("\n") + 1
+    if is_bare and {*parsed.skipped} - {last}:
+        raise _unreadable(text, name, parsed.skipped[0])
+    if parsed.skipped == [last]:
+        # The program ended, or was still writing.
+        _note(f"line {last}, the last, is incomplete and was skipped")
+    elif parsed.skipped:
+        places = f"{len(parsed.skipped)} of {last} lines, such as {parsed.skipped[0]},"
+        _note(f"{places} have no entry and were skipped")
+    elif parsed.may_be_cut and not text.endswith("\n"):
+        _note(f"line {last}, the last, does not end and may be incomplete")
+    return log
+
+
+def _text(path: str) -> str:
+    """Return the text of a file, unzipped, with U+FFFD for damaged characters."""
+    if path == "-":
+        with open(0, "rb", closefd=False) as stream:
+            data = stream.read()
+    else:
+        data = Path(path).read_bytes()
+    if data.startswith(b"\x1f\x8b"):
+        data = _unzipped(data, printable(path))
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if is_wide else "utf-8-sig", "replace")
+
+
+def _unzipped(data: bytes, name: str) -> bytes:
+    """Return the content of a gzip file, as far as it was written."""
+    content = b""
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        try:
+            content += member.decompress(data)
+        except zlib.error as error:
+            if content:
+                break
+            raise LogError(
+                f"{name} is a damaged gzip file: {error}. Unzip it first."
+            ) from error
+        data = member.unused_data
+    return content
+
+
+def _unreadable(text: str, name: str, place: int | None = None) -> LogError:
+    """Return the error for a line, or for the first damaged one."""
+    start = text.lstrip()
+    problem = "has no known format"
+    if place is None and start[0] in "[{":
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            place = error.lineno
+            problem = f"is not JSON: {error.msg}, column {error.colno}"
+        except (ValueError, RecursionError):
+            pass
+    place = place or text.count("\n", 0, len(text) - len(start)) + 1
+    line = text.split("\n")[place - 1].strip()
+    return LogError(f"Line {place} of {name} {problem}: {line!r:.60}. {_HELP}")
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
