@@ -5,4 +5,5 @@
 
 from ._heatmap import heatmap
 from ._history import clip_in, steps_in
+from ._losses import losses
 from ._norm_plots import distribution, norms, rate

@@ -65,7 +65,8 @@ def heatmap(
     )  # fmt: skip
     bar = ax.figure.colorbar(image, ax=ax, label="norm")
     _style.set_log_ticks(bar.ax.yaxis, rows[np.isfinite(rows)])
-    ax.set_yticks(range(len(order)), order, fontsize=_style.small(ax))
+    small = _style.small(ax)
+    ax.set_yticks(range(len(order)), order, fontsize=small, parse_math=False)
     is_part = len(order) < len(parts)
     which = f", the largest {len(order)} of {len(parts)}" if is_part else ""
     title = f"norms recorded by '{name}'{which}"

@@ -63,12 +63,7 @@ def norms(
     else:
         _draw_line(ax, record.steps.at, record.norm, "largest norm", _style.AFTER)
         _style.set_scale(ax, record.norm)
-    nonfinite_steps = record.steps.at[~np.isfinite(record.norm)]
-    if nonfinite_steps.size:
-        ax.plot(
-            nonfinite_steps, np.full(nonfinite_steps.size, 0.98), "x", color=_style.BAD,
-            label="not finite", transform=ax.get_xaxis_transform(), clip_on=False,
-        )  # fmt: skip
+    _style.mark_not_finite(ax, record.steps.at[~np.isfinite(record.norm)])
     return _style.finish(ax, x=record.steps.label, y=y, title=_title(record))
 
 

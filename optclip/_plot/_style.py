@@ -85,9 +85,20 @@ def set_log_ticks(axis: Any, positive: np.ndarray) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def mark_not_finite(ax: Axes, steps: np.ndarray) -> None:
+    """Mark steps at the top."""
+    if steps.size:
+        ax.plot(
+            steps, np.full(steps.size, 0.98), "x", color=BAD, label="not finite",
+            transform=ax.get_xaxis_transform(), clip_on=False,
+        )  # fmt: skip
+
+
 def finish(ax: Axes, *, x: str, y: str, title: str) -> Axes:
     """Set labels, title and grid, and a legend if a line has a label."""
-    ax.set(xlabel=x, ylabel=y, title=title)
+    ax.set(xlabel=x, ylabel=y)
+    # Names may have a dollar sign.
+    ax.set_title(title, parse_math=False)
     ax.set_axisbelow(True)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .._monitor import clips_in, fields_by_name
-from .._plot import distribution, heatmap, norms, rate, steps_in
+from .._plot import distribution, heatmap, losses, norms, rate, steps_in
 from ._report import Norm, Report, phrase, text_of
 
 # Of several groups or leaves, those with the largest norms have a plot of their own.
@@ -87,6 +87,9 @@ def _plots(report: Report) -> Iterator[tuple[str, Draw, str]]:
     """Yield the title, the function and the description of each plot."""
     columns, drawn = report.log.columns, [norm.name for norm in report.norms]
     names = fields_by_name(columns)
+    if "loss" in columns:
+        draw = functools.partial(losses, columns)
+        yield "loss at each step", draw, "The loss over the steps."
     for i, norm in enumerate(report.norms):
         if drawn[:i].count(norm.name) < _MOST:
             yield from _plots_of(report, norm)

@@ -295,7 +295,7 @@ class Page(html.parser.HTMLParser):
         self.last = ""
 
 
-LEAVES = {f"clip/leaf_norm/{'layer/' * 9}<{i}>": i * NORMS for i in range(3)}
+LEAVES = {f"clip/leaf_norm/${'layer/' * 9}<{i}>$": i * NORMS for i in range(3)}
 PAGES = {
     "recorded": (
         {"step": np.arange(SIZE), **record(), **SKIP, **LEAVES},
@@ -303,6 +303,7 @@ PAGES = {
     ),
     "planned": (TEXT, ["norm, if clipped at 1.8", "fraction that 1.8 would clip", "distribution"]),
     "groups": (MANY, ["clip/11: norm at each step", "norm of each part"]),
+    "loss": (lines([{"loss": -1.0, "$x$": 1.0}, {"loss": float("inf"), "$x$": 2.0}] * 9), ["loss at each step"]),
     "short": ("1\n2\n", []),
     "not finite": (record(np.full(20, np.nan), 1.0), ["norm at each step"]),
 }  # fmt: skip
@@ -314,7 +315,8 @@ def test_page_is_one_file_with_described_plots_for_a_phone(
 ):
     content, captions = PAGES[name]
     path = tmp_path / "page.html"
-    code, _, err = command("report", log(content), "--html", path)
+    options = ["--norm", "$x$"] if name == "loss" else []
+    code, _, err = command("report", log(content), "--html", path, *options)
     assert (code, err) == (0, f"wrote {path}\n")
     text = path.read_text()
     page = Page(text)
