@@ -127,7 +127,7 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
             f"`history` must have the norm, threshold and coefficient of '{name}{end}',"
             f" got only its {present}. Pass all keys that optclip.metrics returned."
         )
-    # Rules replace an infinite threshold of a non-finite norm by the largest float.
+    # Some pass the largest float as the threshold that clips nothing.
     threshold = np.where(threshold >= np.finfo(np.float32).max, np.inf, threshold)
     fraction = of("fraction")
     if fraction is not None and end and _is_of_one_norm(fraction, norm, threshold):

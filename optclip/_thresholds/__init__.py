@@ -18,5 +18,12 @@ from ._learning import (
 from ._norm_rules import relative_to_params
 from ._rule import Rule, Seen, Threshold, ThresholdTree, WithoutMemory, is_rule
 from ._rules_of_rules import Bounds, Scaled, bounds, of_gradients
-from ._threshold_argument import Constant, Named, as_rules, one_rule, value_of
+from ._threshold_argument import (
+    Constant,
+    Named,
+    Schedule,
+    as_rules,
+    one_rule,
+    value_of,
+)
 from ._window_rules import mean_plus_std, quantile

@@ -202,7 +202,7 @@ def learned_thresholds(
     step: Seen,
     *,
     is_like_params: bool = False,
-    zeros_teach: bool = False,
+    of_loss: bool = False,
 ) -> tuple[list[Number] | Batched, list[PyTree]]:
     """Return one threshold per norm, and new memories.
 
@@ -217,7 +217,8 @@ def learned_thresholds(
       step: As all rules see it, without norms. Its `keep` takes norms and thresholds;
         its `measure` returns the structure of all norms, and the norms.
       is_like_params: Whether norms are as large as the parameters.
-      zeros_teach: Whether every rule learns from zeros, as from a loss of 0.
+      of_loss: Whether the norm is a loss: zeros teach it, and no policy reads its
+        threshold.
     """
     finite = norms.map(jnp.isfinite)
     finite_norms = finite.map(or_zero, norms)
@@ -247,10 +248,11 @@ def learned_thresholds(
         threshold, new = checked_update(name, part.rule, seen, old)
         filled = part.fill(name, threshold, norm)
         if not isinstance(part.rule, (Constant, Schedule)):
-            filled = _batching.each(_largest_for_inf, filled, is_finite)
+            if not of_loss:
+                filled = _batching.each(_largest_for_inf, filled, is_finite)
             filled = _materialized(filled, is_vector=part.is_vector)
         teaching = is_finite
-        if not zeros_teach:
+        if not of_loss:
             teaching = teaches(part.rule, norm, is_finite)
         new = learned(teaching, new, old)
         if not part.is_vector:
@@ -302,11 +304,12 @@ def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
 
     A user's infinite threshold changes nothing, NaN and inf included, and
     `_clip/_scale.respond` exempts it from `nonfinite="zero"`. A rule returns inf
-    until it has norms, and there the policy must apply too.
+    until it has norms, and there the policy must apply too. The record restores inf.
     """
     limit = jnp.asarray(threshold)
     if not jnp.issubdtype(limit.dtype, jnp.floating):
         return limit
+    limit = _leaves.widen(limit)
     if limit.ndim == 0:
         limit = _numerics.broadcast_like(limit, is_finite)
     limit = jnp.broadcast_to(limit, jnp.broadcast_shapes(limit.shape, is_finite.shape))

@@ -428,7 +428,7 @@ def of_step(
     outcomes: Batched,
     *,
     itemized: bool,
-    learns: bool,
+    by_rule: bool,
 ) -> ClipRecord:
     """Return the record of a single step, with a flag where the state has a count.
 
@@ -437,9 +437,9 @@ def of_step(
       scope: The elements that share a norm.
       outcomes: A `BlockOutcome` for each norm.
       itemized: Whether the record has an entry for each norm.
-      learns: Whether a learning rule sets the thresholds.
+      by_rule: Whether a rule sets a threshold.
     """
-    flagged = outcomes.map(functools.partial(_flagged, learns))
+    flagged = outcomes.map(functools.partial(_flagged, by_rule))
     if itemized:
         entries = Entries.of(layout)
         of_blocks = _of_blocks(entries, flagged)
@@ -450,16 +450,20 @@ def of_step(
     return new._replace(clip_fraction=None) if scope.itemized else new
 
 
-def _flagged(learns: bool, outcome: BlockOutcome) -> BlockOutcome:
+def _flagged(by_rule: bool, outcome: BlockOutcome) -> BlockOutcome:
     """Return the outcome with a flag for a coefficient that changes its block."""
     if outcome.number is not None:
         return outcome  # Counted already.
-    norm, k = outcome.norm, outcome.coefficient
-    if learns:
+    norm, limit, k, nonfinite, *_ = outcome
+    if by_rule:
+        # Where a norm is not finite, `_thresholds/_learning` has replaced inf.
+        largest = np.array(np.finfo(np.float32).max, limit.dtype)
+        inf = jnp.full_like(limit, jnp.inf)
+        limit = _numerics.select(nonfinite & (limit >= largest), inf, limit)
         # Some rules set a threshold of 0 for a leaf of zeros, which clips nothing.
         k = _numerics.select((norm == 0) & (k == k), jnp.ones_like(k), k)
     clipped = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
-    return outcome._replace(coefficient=k, clipped=clipped)
+    return outcome._replace(threshold=limit, coefficient=k, clipped=clipped)
 
 
 def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:

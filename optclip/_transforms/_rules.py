@@ -55,19 +55,20 @@ class Rules:
     @property
     def are_stateless(self) -> bool:
         """Whether no threshold depends on the step count or on a memory."""
-        return all(getattr(rule, "is_stateless", False) for rule in self._rules)
+        return all(getattr(rule, "is_stateless", False) for rule in self.each)
 
     @property
     def learning(self) -> list[Rule]:
         """The rules that may have a memory."""
         return [
             rule
-            for rule in self._rules
+            for rule in self.each
             if not (getattr(rule, "is_stateless", False) or is_fixed(rule))
         ]
 
     @functools.cached_property
-    def _rules(self) -> list[Rule]:
+    def each(self) -> list[Rule]:
+        """The rules, in the order of their arguments."""
         # Stored, since each update reads it.
         return jax.tree.leaves(self.by_argument, is_leaf=is_rule)
 

@@ -329,7 +329,7 @@ def loss_threshold(
     )
     thresholds, memory = learned_thresholds(
         "max_loss", rule, _ONE_LOSS, Batched.unstacked([loss]), memory, seen,
-        zeros_teach=True,
+        of_loss=True,
     )  # fmt: skip
     # A single loss is never stacked, so its threshold comes in a list.
     (threshold,) = (

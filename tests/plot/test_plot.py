@@ -73,7 +73,7 @@ def test_norms_marks_step_between_two_nonfinite():
 
 
 def test_norms_excludes_infinite_threshold():
-    """The largest float replaces inf if a norm is NaN."""
+    """The largest float clips nothing either."""
     assert "threshold" not in lines(plot.norms(history_of([1.0, 2.0], np.inf)))
     largest = np.finfo(np.float32).max
     ax = plot.norms(history_of([0.0, np.nan, 4.0], [1.0, largest, 1.0]))
