@@ -70,20 +70,18 @@ def _report(options: argparse.Namespace, version: str) -> None:
         _write(page, page_of(report, version))
     _print(json_of(report, version) if options.json else text_of(report))
     if page:
-        print(f"wrote {printable(page)}", file=sys.stderr)
+        print(f"wrote {page}", file=sys.stderr)
 
 
 def _check_page(log: str, page: Path, *, force: bool) -> None:
-    name = printable(str(page))
     if not page.parent.is_dir():
-        folder = printable(str(page.parent))
-        raise LogError(f"There is no folder {folder} for --html. Create it.")
+        raise LogError(f"There is no folder {page.parent} for --html. Create it.")
     if page.is_dir():
-        raise LogError(f"--html {name} is a folder. Pass the path of a file.")
+        raise LogError(f"--html {page} is a folder. Pass the path of a file.")
     if page.exists() and os.path.exists(log) and os.path.samefile(log, page):
-        raise LogError(f"--html {name} would replace the log. Pass another path.")
+        raise LogError(f"--html {page} would replace the log. Pass another path.")
     if page.is_file() and not force:
-        raise LogError(f"--html {name} exists. Pass --force to replace it.")
+        raise LogError(f"--html {page} exists. Pass --force to replace it.")
 
 
 def _write(path: str, text: str) -> None:

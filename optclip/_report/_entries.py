@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import gzip
+import io
 import json
 import sys
 import zlib
@@ -11,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._formats import FORMATS
+from ._formats import FORMATS, number_of
 
 _HELP = (
     "Pass JSON lines, printed dicts, CSV with a header of different names, one number"
@@ -68,15 +71,6 @@ class Entries(NamedTuple):
         return np.array(numbers)
 
 
-def number_of(x: Any) -> float | None:
-    """Return the number in an entry, also if it is written as text."""
-    try:
-        # `save` writes infinity as a string.
-        return None if isinstance(x, bool) else float(x)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
 def printable(text: str) -> str:
     """Return a name with escapes for what no terminal and no font can show."""
     return "".join(
@@ -96,7 +90,7 @@ def read(path: str) -> Entries:
     """
     name, text = printable(path), _text(path)
     if not text.strip():
-        raise LogError(f"{name} is empty. {_HELP}")
+        raise LogError(f"{name} is empty or damaged. {_HELP}")
     parsed = next(filter(None, (parse(text) for parse in FORMATS)), None)
     if parsed is None:
         raise _unreadable(text, name)
@@ -105,7 +99,7 @@ def read(path: str) -> Entries:
     is_bare = not isinstance(parsed.entries[0][1], dict)
     log = Entries(name, parsed.unit, [], [], is_bare)
     for place, entry in parsed.entries:
-        if isinstance(entry, dict) == is_bare or (is_bare and not is_number(entry)):
+        if number_of(entry) is None if is_bare else not isinstance(entry, dict):
             raise LogError(
                 f"{log.at(place)} is {entry!r:.60}. Pass a log whose entries are all"
                 " JSON objects, or all numbers."
@@ -122,7 +116,7 @@ def read(path: str) -> Entries:
     elif parsed.skipped:
         places = f"{len(parsed.skipped)} of {last} lines, such as {parsed.skipped[0]},"
         _note(f"{places} have no entry and were skipped")
-    elif parsed.may_be_cut and not text.endswith("\n"):
+    elif parsed.may_be_cut and not text.endswith(("\n", '"')):
         _note(f"line {last}, the last, does not end and may be incomplete")
     return log
 
@@ -135,48 +129,34 @@ def _text(path: str) -> str:
     else:
         data = Path(path).read_bytes()
     if data.startswith(b"\x1f\x8b"):
-        data = _unzipped(data, printable(path))
+        data = _unzipped(data)
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return data.decode("utf-16" if is_wide else "utf-8-sig", "replace")
 
 
-def _unzipped(data: bytes, name: str) -> bytes:
+def _unzipped(data: bytes) -> bytes:
     """Return the content of a gzip file, as far as it was written."""
-    content = b""
-    while data:
-        member = zlib.decompressobj(wbits=31)
-        try:
-            content += member.decompress(data)
-        except zlib.error as error:
-            if content:
-                break
-            raise LogError(
-                f"{name} is a damaged gzip file: {error}. Unzip it first."
-            ) from error
-        data = member.unused_data
-    return content
+    chunks = []
+    damage = EOFError, gzip.BadGzipFile, zlib.error
+    with contextlib.suppress(*damage), gzip.open(io.BytesIO(data)) as stream:
+        while chunk := stream.read1():
+            chunks.append(chunk)
+    return b"".join(chunks)
 
 
-def _unreadable(text: str, name: str, place: int | None = None) -> LogError:
-    """Return the error for a line, or for the first damaged one."""
-    start = text.lstrip()
-    problem = "has no known format"
-    if place is None and start[0] in "[{":
-        try:
-            json.loads(text)
-        except json.JSONDecodeError as error:
-            place = error.lineno
-            problem = f"is not JSON: {error.msg}, column {error.colno}"
-        except (ValueError, RecursionError):
-            pass
-    place = place or text.count("\n", 0, len(text) - len(start)) + 1
+def _unreadable(text: str, name: str, place: int = 1) -> LogError:
+    """Return the error for a line; by default the first that is not JSON."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        place = max(place, error.lineno)
+    except (ValueError, RecursionError):
+        pass
     line = text.split("\n")[place - 1].strip()
-    return LogError(f"Line {place} of {name} {problem}: {line!r:.60}. {_HELP}")
+    return LogError(
+        f"Line {place} of {name} has no known format: {line!r:.60}. {_HELP}"
+    )
 
 
 def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
-
-
-def is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -60,11 +61,13 @@ def table(text: str) -> Parsed | None:
     if len(runs) == 1:
         # wandb begins each name with the run.
         names = [name.rpartition(" - ")[2] for name in names]
-    has_names = len(names) == len({*names}) > 1 and not any(map(_is_number, names))
-    if not has_names or not rows or not any(map(_is_number, rows[0][1])):
+    has_names = len(names) == len({*names}) > 1 and not _has_number(names)
+    if not has_names or not rows or not _has_number(rows[0][1]):
         return None
+    # wandb also writes the extremes of the steps that it left out.
+    kept = [i for i, name in enumerate(names) if name[-5:] not in ("__MIN", "__MAX")]
     entries = [
-        (place, {k: _value(x) for k, x in zip(names, row, strict=True) if x.strip()})
+        (place, {names[i]: _value(row[i]) for i in kept if row[i].strip()})
         for place, row in rows
         if len(row) == len(names)
     ]
@@ -107,12 +110,23 @@ def _entries_in(line: str) -> list[Any]:
 
 
 def _value(text: str) -> Any:
-    return float(text) if _is_number(text) else text
+    number = number_of(text)
+    return None if text == "None" else text if number is None else number
 
 
-def _is_number(text: str) -> bool:
+def number_of(x: Any) -> float | None:
+    """Return the number in an entry, also if it is written as text, as `save` does."""
+    if isinstance(x, bool):
+        return None
     try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        number = float(x)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    # Sums of larger numbers are not finite, nor are quotients by smaller ones.
+    if abs(number) > 1e300:
+        return math.copysign(math.inf, number)
+    return 0.0 if abs(number) < 1e-300 else number
+
+
+def _has_number(cells: list[str]) -> bool:
+    return any(number_of(cell) is not None for cell in cells)

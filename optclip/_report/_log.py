@@ -17,7 +17,8 @@ from .._monitor import (
     numbers_in,
     only,
 )
-from ._entries import BARE, Entries, LogError, number_of
+from ._entries import BARE, Entries, LogError
+from ._formats import number_of
 
 # Fields of which a transformation has at least one, besides its norm.
 _BESIDE = "threshold", "coefficient", "steps"
@@ -40,8 +41,9 @@ class Log(NamedTuple):
     """Hold a logged run.
 
     Attributes:
-      columns: One array over the steps per key of `metrics`, and `step` and `loss` if
-        logged. A norm of another library is a transformation that has a norm only.
+      columns: One array over the steps per key of `metrics`, and `step`, `loss` and
+        `epoch` if logged. A norm of another library is a transformation that has a norm
+        only.
       norm: The key of such a norm; None for the metrics of optclip, and for numbers
         without keys.
       is_bare: Whether the columns are of such a norm.
@@ -69,37 +71,36 @@ def log_of(log: Entries, norm: str | None) -> Log:
     index = [i for i, row in enumerate(log.rows) if not row.keys().isdisjoint(keys)]
     there = dict.fromkeys(key for i in index for key in log.rows[i])
     lower = {key.lower(): key for key in there}
-    step = next((lower[name] for name in _STEPS if name in lower), None)
-    _check_same(log, {*keys} | ({step} if step is not None else set()), index)
-    columns = {key: log.column(key, index) for key in keys}
+    steps = [lower[name] for name in _STEPS if name in lower][:1]
+    _check_same(log, {*keys, *steps}, index)
+    columns = {key: log.column(key, index) for key in [*keys, *steps]}
     clips = [fields for fields in metrics.values() if "norm" in fields]
     norms = [key for fields in clips for key in fields["norm"].values()]
-    for key in norms or keys:
-        _check(log, key, index, columns[key], columns[key] < 0)
     counts = [only(fields, "steps") for fields in metrics.values() if "steps" in fields]
-    for key in counts:
-        _check(log, key, index, columns[key], ~np.isfinite(columns[key]))
+    _check(log, index, columns, norms or keys, "norm")
+    _check(log, index, columns, steps + counts, "count of steps")
     key = None
     if not metrics:
         # A slash would divide the name into a name and a field.
         (key,) = keys
         name = re.sub(r"/(norm|total)\b", r".\1", key).split("/")[-1]
-        columns[f"{name}/norm"] = columns.pop(key)
-    if step is not None:
-        columns["step"] = x = log.column(step, index)
-        # Floats do not hold each larger integer.
-        _check(log, step, index, x, ~(np.abs(x) < 2**53))
-    if (loss := loss_key(there)) is not None:
-        columns |= _losses_in(log, loss, index)
+        columns[f"{name}/norm"] = columns[key] if key in steps else columns.pop(key)
+    if steps:
+        columns["step"] = columns.pop(steps[0])
+    for name, other in (("loss", loss_key(there)), ("epoch", lower.get("epoch"))):
+        if other is not None:
+            columns |= _optional(log, index, name, other)
     shown = None if log.is_bare else key
     return Log(columns, shown, not metrics, len(index), len(log.rows), log.unit)
 
 
-def _losses_in(log: Entries, key: str, index: list[int]) -> dict[str, np.ndarray]:
-    """Return the losses under the key `loss`, NaN in entries without one."""
+def _optional(
+    log: Entries, index: list[int], name: str, key: str
+) -> dict[str, np.ndarray]:
+    """Return the numbers of a key under a name, NaN in entries without one."""
     numbers = [number_of(log.rows[i].get(key)) for i in index]
-    losses = np.array([np.nan if x is None else x for x in numbers])
-    return {} if np.isnan(losses).all() else {"loss": losses}
+    column = np.array([np.nan if x is None else x for x in numbers])
+    return {} if np.isnan(column).all() else {name: column}
 
 
 def _metrics_in(keys: list[str]) -> dict[str, Fields]:
@@ -124,7 +125,7 @@ def _norm_in(log: Entries, norm: str | None) -> str:
         return str(norm)
     if norm is not None:
         present = "numbers without keys" if log.is_bare else _numbers_in(log)
-        raise LogError(f"{log.path} has no '{norm}', but {present}.")
+        raise LogError(f"{log.path} has no '{norm}'; it has {present}.")
     names = {
         key: re.sub("[- ]", "_", key.lower().replace(" - ", "/")) for key in log.keys
     }
@@ -138,7 +139,7 @@ def _norm_in(log: Entries, norm: str | None) -> str:
                 f" one of them, such as --norm {shlex.quote(matches[0])}."
             )
     raise LogError(
-        f"{log.path} has no metrics of optclip and no 'grad_norm', but"
+        f"{log.path} has no metrics of optclip and no 'grad_norm'; it has"
         f" {_numbers_in(log)}. Pass the key of the norm with --norm KEY."
     )
 
@@ -174,11 +175,17 @@ def _check_same(log: Entries, keys: set[str], index: list[int]) -> None:
 
 
 def _check(
-    log: Entries, key: str, index: list[int], numbers: np.ndarray, is_bad: np.ndarray
-) -> None:
-    if is_bad.any():
-        i = int(np.argmax(is_bad))
-        raise LogError(
-            f"{log.at(log.places[index[i]])} has {numbers[i]:.4g} at '{key}', which no"
-            f" run logs. Remove this {log.unit}."
-        )
+    log: Entries, index: list[int], columns: dict[str, np.ndarray], keys: list[str],
+    what: str,
+) -> None:  # fmt: skip
+    """Raise an error for a negative norm, and for a count that no float holds."""
+    for key in keys:
+        x, is_norm = columns[key], what == "norm"
+        is_bad = x < 0 if is_norm else ~(np.abs(x) < 2**53)
+        if is_bad.any():
+            i = int(np.argmax(is_bad))
+            other = ", or pass another key with --norm" if is_norm else ""
+            raise LogError(
+                f"{log.at(log.places[index[i]])} has {x[i]:.4g} at '{key}', which is no"
+                f" {what}. Remove this {log.unit}{other}."
+            )

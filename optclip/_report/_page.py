@@ -6,6 +6,7 @@ import base64
 import functools
 import importlib.util
 import io
+import warnings
 from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any
@@ -73,7 +74,9 @@ def page_of(report: Report, version: str) -> str:
 
     # The settings of the user, such as a dark style, would not fit the page.
     settings: Any = {**mpl.rcParamsDefault, **_STYLE}
-    with mpl.rc_context(settings):
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        # The text of the page has the characters that Matplotlib's font lacks.
+        warnings.filterwarnings("ignore", "Glyph")
         figures = [*filter(None, (_figure(*each) for each in _plots(report)))]
     return _PAGE.format(
         title=escape(f"Gradient norms of {report.path.rpartition('/')[2]}"),

@@ -66,7 +66,7 @@ class Report(NamedTuple):
       path: Name of the file.
       log: The run.
       steps: The first and the last step.
-      restarts: How often the step goes back.
+      restarts: How often the step, or without one the epoch, goes back.
       summary: Lines about the last step; empty for norms of another library.
       verdict: What stands out, and what to change.
       norms: What the run says about each norm.
@@ -100,7 +100,9 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
             for part in parts[:MOST]
         ]
         left += len(parts[MOST:])
-    ends, restarts = (int(steps[0]), int(steps[-1])), int(np.sum(np.diff(steps) < 0))
+    ends, columns = (int(steps[0]), int(steps[-1])), log.columns
+    clock = columns.get("step", columns.get("epoch", steps))
+    restarts = int(np.sum(np.diff(clock) < 0))
     return Report(path, log, ends, restarts, about, verdict, norms, left)
 
 
@@ -191,14 +193,18 @@ def _origin(report: Report) -> str:
     count = f"{log.read} of {log.entries}" if log.read < log.entries else log.entries
     of = f"'{log.norm}' in " if log.norm else ""
     of = of if log.is_bare else "metrics in "
-    back = f", going back {report.restarts} times" if report.restarts else ""
+    restarts = f", {_counted(report.restarts, 'restart')}" if report.restarts else ""
     steps = "numbered" if log.is_bare and "step" not in log.columns else "steps"
-    return f"{of}{count} {units}, {steps} {first} to {last}{back}"
+    return f"{of}{count} {units}, {steps} {first} to {last}{restarts}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def phrase(norm: Norm) -> str:
     """Return the norms of a run and how often they were clipped."""
-    phrases = [f"{norm.steps} norm{'' if norm.steps == 1 else 's'}"]
+    phrases = [_counted(norm.steps, "norm")]
     if norm.median is not None:
         phrases += [f"median {norm.median:.4g}"]
         phrases += [f"largest {norm.largest:.4g} in step {norm.at}"]

@@ -321,15 +321,15 @@ FAULTS = [
         "explain/test_explain.py",
     ),
     Fault(
-        "_report/_entries.py",
-        "return None if isinstance(x, bool) else float(x)",
-        "return float(x)",
+        "_report/_formats.py",
+        "if isinstance(x, bool):",
+        "if False:",
         "report/test_report.py",
     ),
     Fault(
         "_report/_log.py",
-        "columns = {key: log.column(key, index) for key in keys}",
-        "columns = {key: log.column(key, index[1:]) for key in keys}",
+        "columns = {key: log.column(key, index) for key in [*keys, *steps]}",
+        "columns = {key: log.column(key, index[1:]) for key in [*keys, *steps]}",
         "report/test_report.py",
     ),
 ]
