@@ -140,12 +140,7 @@ def adamw(steps: int, rate: float = RATE) -> optax.GradientTransformation:
 
 def guarded(optimizer: optax.GradientTransformation) -> Any:
     """Skip the steps of an optimizer whose loss is unusual."""
-    return optclip.skip(
-        optimizer,
-        max_loss=thresholds.mean_plus_std(6.0, window=64),
-        learn_skipped=False,
-        max_consecutive=50,
-    )
+    return optclip.skip(optimizer, max_loss=thresholds.mean_plus_std(6.0, window=64))
 
 
 def optimizers(steps: int) -> dict[str, Any]:

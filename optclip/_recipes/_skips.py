@@ -66,7 +66,8 @@ def olmo_skip(
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
     limits = {"max_norm": rule, "max_loss": rule if use_loss else None}
-    return build(skip, options, _adam_if_none(inner), **limits)
+    all_options: dict[str, Any] = {"learn_skipped": True, "max_consecutive": math.inf}
+    return build(skip, all_options | unwrapped(options), _adam_if_none(inner), **limits)
 
 
 def axlearn_skip(
@@ -100,7 +101,8 @@ def axlearn_skip(
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.
       It never skips the first step. AXLearn's average starts at 1, so it skips every
-      step if all norms exceed 20.
+      step if all norms exceed 20. Both skip every step after a lasting rise above the
+      ratio.
 
     See Also:
       `thresholds.ema`, the rule.

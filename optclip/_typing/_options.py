@@ -41,8 +41,8 @@ class SkipOptions(TypedDict, total=False):
     max_loss: Threshold | None
     over: ScopeLike
     norm: NormLike
-    max_consecutive: int | None
-    learn_skipped: bool
+    max_consecutive: float | None
+    learn_skipped: bool | None
     mask: Mask | None
     axis_name: AxisName | None
     record: Literal[True, "leaves"]

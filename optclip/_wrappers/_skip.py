@@ -49,6 +49,10 @@ from .._typing import (
 )
 from ._checks import LOSS_ADVICE, check_state, passed_loss, transformation
 
+# After a lasting change of the level, `mean_plus_std(6.0)` skips 200 steps, since it
+# needs four losses of the new level. No step of a burst of 50 is applied.
+_MOST_LOSSES = 50
+
 
 def skip(
     inner: optax.GradientTransformation,
@@ -57,8 +61,8 @@ def skip(
     max_loss: Threshold | None = None,
     over: ScopeLike = "tree",
     norm: NormLike = "l2",
-    max_consecutive: int | None = None,
-    learn_skipped: bool = True,
+    max_consecutive: float | None = None,
+    learn_skipped: bool | None = None,
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
     record: Literal[True, "leaves"] = True,
@@ -92,17 +96,16 @@ def skip(
       max_loss: Maximum loss of an accepted step: a number of any sign, an optax
         schedule, or a rule suited to losses, such as `thresholds.mean_plus_std(6.0)`.
         Pass the loss to `update` as `value`, or as `loss`, which is read if `value` is
-        missing. Default: None, no check.
+        missing. Default: None; the loss is then not read, even if it is not finite.
       over: Scope of each norm, as in `clip_by`; one norm above its limit is enough to
         skip the step. Default: `"tree"`.
       norm: Norm to compare, as in `clip_by`. Default: `"l2"`.
       max_consecutive: Maximum number of finite steps skipped since the last applied
-        one. The next finite step is applied; a non-finite one never is. Default: no
-        limit.
-      learn_skipped: Whether the rules also learn from skipped finite steps. True
-        follows a lasting change, but one huge spike can hide later ones. False hides no
-        spike, but after a lasting change every step is skipped: set `max_consecutive`
-        too.
+        one, an int or inf. The next finite step is applied; a non-finite one never is.
+        Default: inf for `max_norm` and fixed losses, 50 for a rule in `max_loss`.
+      learn_skipped: Whether rules learn from skipped finite steps. True follows a
+        lasting change; False keeps a burst out of the memory, and needs
+        `max_consecutive`. Default: True for `max_norm`, False for `max_loss`.
       mask: Leaves to check: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
       record: `"leaves"` also records the norm of each leaf, in skipped steps too.
@@ -129,8 +132,9 @@ def skip(
         `skip/consecutive`; `max_consecutive` neither counts it nor applies it.
       - NaN as `max_norm` or `max_loss`: the step is skipped. If its norm and loss are
         finite, it is a finite step, which `max_consecutive` counts.
-      - `ema` as `max_norm`: never learns from skipped steps, since it averages clipped
-        norms.
+      - `ema` and `zscore` as `max_norm`: learn from clipped norms, so they skip every
+        step after a large lasting change, and `max_consecutive` does not end that. A
+        multiple of a median follows it: `scaled(quantile(0.5, window=200), 10.0)`.
 
     See Also:
       `recipes.olmo_skip`, `recipes.axlearn_skip` and `recipes.megatron_skip`, the rules
@@ -154,9 +158,11 @@ def skip(
     loss_rule = None
     if max_loss is not None:  # Losses may be negative, unlike norms.
         loss_rule = Held(one_rule("max_loss", max_loss, negative=True))
-    if max_consecutive is not None:
+    is_unlimited = isinstance(max_consecutive, float) and max_consecutive == math.inf
+    if max_consecutive is not None and not is_unlimited:
         max_consecutive = _validate.length("max_consecutive", max_consecutive)
-    _validate.flag("learn_skipped", learn_skipped)
+    if learn_skipped is not None:
+        _validate.flag("learn_skipped", learn_skipped)
 
     def init_fn(params: PyTree) -> SkipState:
         memory: PyTree = ()
@@ -186,7 +192,9 @@ def skip(
         )
         norm_record = watch.recorded(decision, coefficients)
         seen = watch.after(state.skip_norm, decision, norm_record)
-        is_off = _is_above(norm_record)
+        in_a_row = _numerics.as_count(state.skip_finite)
+        # A fixed limit is never exceeded, and norm rules follow a change by learning.
+        is_off = _unless_after(max_consecutive, in_a_row, _is_above(norm_record))
         is_nonfinite = _any(jax.tree.leaves(norm_record.clip_nonfinite))
         memory, old = state.skip_loss, state.skip_record[watch.key]
         _check_record(old, has_loss=loss_rule is not None)
@@ -197,21 +205,22 @@ def skip(
                 loss_rule.value, memory, loss, norm_step,
                 updates, params, extra_args,
             )  # fmt: skip
+            most = max_consecutive
+            if most is None and jax.tree.leaves(memory):
+                most = _MOST_LOSSES
             # The comparison is negated, since `loss > limit` is false for NaN limits.
-            is_off = is_off | ~(loss <= limit)
+            is_off = is_off | _unless_after(most, in_a_row, ~(loss <= limit))
             is_nonfinite = is_nonfinite | ~jnp.isfinite(loss)
             old_pair = (old.skip_loss, old.skip_loss_threshold)
             loss, limit = _xla.in_place((loss, limit), old_pair)
             record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
-        if max_consecutive is not None:
-            in_a_row = _numerics.as_count(state.skip_finite)
-            is_off = is_off & (in_a_row < max_consecutive)
         skipped = is_off | is_nonfinite
-        if not learn_skipped:
+        if learn_skipped is False:
             unlearned = _select_tree(
                 skipped, state.skip_norm.clip_memory, seen.clip_memory
             )
             seen = seen._replace(clip_memory=unlearned)
+        if not learn_skipped:
             memory = _select_tree(skipped, state.skip_loss, memory)
         # `inner` receives zeros in a skipped step, so that a NaN neither raises an
         # error there nor makes derivatives NaN.
@@ -242,6 +251,13 @@ def _check_record(record: SkipRecord, *, has_loss: bool) -> None:
         wanted = f"the state of a skip with{'' if has_loss else 'out'} max_loss"
         advice = "Pass the state returned by this transformation's init."
         raise ValueError(_validate.must_be("state", wanted, record, advice))
+
+
+def _unless_after(
+    most: float | None, in_a_row: jax.Array, is_off: jax.Array
+) -> jax.Array:
+    """Return `is_off`, or False after `most` finite skips in a row."""
+    return is_off if most in (None, math.inf) else is_off & (in_a_row < most)
 
 
 def _is_above(step: ClipRecord) -> jax.Array:

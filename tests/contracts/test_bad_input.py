@@ -234,7 +234,7 @@ NUMBERS = {
     "a number other than NaN": ((math.nan,), "lower upper scaled.low scaled.high"),
     "True or False": (
         (1, "x", None),
-        "each_leaf has_aux keep_counts learn_skipped log skip_spikes strict use_loss",
+        "each_leaf has_aux keep_counts log skip_spikes strict use_loss",
     ),
 }
 # Values of another type, for the first five kinds: the others also take trees or flags.
@@ -246,6 +246,7 @@ NO_FUNCTION = (3, T, "`{p}` must be a function of ")
 UNKNOWN = ("z", V, "`{p}` must be one of ")
 AXIS = (5, V, "`{p}` must name axes that each leaf has, got (5,) for the leaf 'a'")
 HEAD_AXIS = ((0,), T, "`{p}` must be a single int, got (0,) (tuple)")
+FLAG = (1, T, "`{p}` must be True or False, got 1 (int)")
 RULE = ({"a": 1.0}, T, "`{p}` must be one number, optax schedule or rule")
 ARGNUMS = (-1, V, "`{p}` must be an int of at least 0, or a tuple of these, got -1")
 PROJECTION = (jnp.ones(3), V, "`{p}` must be a floating-point array of shape (..., ")
@@ -258,6 +259,7 @@ ROUTED = [
     (UNKNOWN, "clip method mode nonfinite part reduce start"),
     (AXIS, "axis"),
     (HEAD_AXIS, "Heads.axis find_heads.axis Heads.stacked find_heads.stacked"),
+    (FLAG, "learn_skipped"),
     (RULE, "of_gradients.rule of.rule scaled.rule max_loss"),
     (ARGNUMS, "argnums batch_argnums"),
     (PROJECTION, "query key"),

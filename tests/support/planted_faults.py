@@ -161,8 +161,8 @@ FAULTS = [
     ),
     Fault(
         "_wrappers/_skip.py",
-        "is_off = is_off & (in_a_row < max_consecutive)",
-        "is_off = is_off & (in_a_row <= max_consecutive)",
+        "is_off & (in_a_row < most)",
+        "is_off & (in_a_row <= most)",
         "wrappers/test_skip.py",
     ),
     Fault(

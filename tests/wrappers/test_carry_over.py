@@ -222,7 +222,7 @@ def test_carry_over_threshold_moves_with_its_norm_only(name):
 
 
 def test_carry_over_unfrozen_body_is_skipped_in_few_steps():
-    tx = skip(ADAM, max_norm=T.scaled(T.quantile(0.5), 10.0), max_consecutive=20)
+    tx = skip(ADAM, max_norm=T.scaled(T.quantile(0.5, 200), 10.0))
     head = {"head": np.ones((50, 2), np.float32)}
     model = head | {"body": np.ones((400, 50), np.float32)}
     moved = carry(tx, head, after(tx, head, 60), tx, model, "skip")

@@ -1,5 +1,7 @@
 """Test which steps `skip` skips, and that they leave the optimizer unchanged."""
 
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -132,6 +134,29 @@ def test_skip_after_lasting_change_ends_if_it_learns(limited, learns, skipped):
     rule = thresholds.mean_plus_std(3.0, window=4, warmup=3)
     tx = optclip.skip(SGD, **{limited: rule}, learn_skipped=learns)
     assert number_skipped(tx, limited, SHIFT) == skipped
+
+
+FIXED = [10.0, lambda step: 10.0 + 0 * step]
+RULES = [math.inf, thresholds.mean_plus_std(3.0, window=4, warmup=3)]
+
+
+@pytest.mark.parametrize("max_norm", FIXED + RULES)
+@pytest.mark.parametrize("max_loss", FIXED + RULES)
+def test_skip_by_default_never_exceeds_fixed_limit_and_follows_rules(
+    max_norm, max_loss
+):
+    """No step above a fixed limit is taken, and rules allow later ones."""
+    norms = np.repeat([1.0, 100.0, 1.0, 100.0, 1.0], 120)
+    losses = np.repeat([1.0, 1.0, 100.0, 100.0, 1.0], 120)
+    noise = 1 + 0.01 * np.random.default_rng(0).normal(size=(2, len(norms)))
+    tx = optclip.skip(SGD, max_norm=max_norm, max_loss=max_loss)
+    updates, _ = run(tx, norms * noise[0], value=losses * noise[1])
+    fractions = np.reshape(taken(updates), (5, 120)).mean(axis=1)
+    is_above = np.zeros(5, bool)
+    is_above[[1, 3]] |= max_norm in FIXED
+    is_above[[2, 3]] |= max_loss in FIXED
+    np.testing.assert_array_equal(fractions[is_above], 0)
+    assert np.all(fractions[~is_above] >= 0.2)
 
 
 WINDOW = thresholds.mean_plus_std(3.0, window=4, warmup=2)

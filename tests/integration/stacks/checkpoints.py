@@ -35,8 +35,9 @@ def optimizer() -> optax.GradientTransformation:
     steps = optclip.clip_after(adam, optclip.clip_by_global_norm(usual, name="after"))
     rule = thresholds.mean_plus_std(4.0, window=8, ddof=1)
     return optclip.skip(
-        optax.chain(*clips(), steps), max_norm=30.0, max_loss=rule, max_consecutive=4
-    )
+        optax.chain(*clips(), steps), max_norm=30.0, max_loss=rule, max_consecutive=4,
+        learn_skipped=True,
+    )  # fmt: skip
 
 
 def clips() -> list[optax.GradientTransformation]:
