@@ -11,8 +11,10 @@ from .._arrays import _validate
 from .._typing import History, PyTree
 from . import _attribution, _findings
 from ._attribution import step_of
+from ._comparison import compared
 from ._explanation import Explanation, entries_of
 from ._leaf_sizes import leaves_of, medians_of, outliers_of, sizes_of
+from ._recorded import LEAF, recorded_in
 
 
 def explain(
@@ -21,13 +23,16 @@ def explain(
     *args: PyTree,
     top: int = 3,
     microbatch_size: int | None = None,
-    history: History | None = None,
+    history: History | PyTree = None,
+    step: int | None = None,
 ) -> Explanation:
     """Find the leaf, row, example and position that dominate the gradient of a step.
 
     With g the gradient of the mean loss, the fraction of a loss is
     `<g_i, g> / (|g|^2 * number of losses)`, computed by one directional derivative.
-    Pass the parameters from before the update, so keep a copy if they are donated.
+    Pass the parameters from before the update, so keep a copy if they are donated:
+    `jax.tree.map(jnp.copy, params)`, or `nnx.clone(model)` of a Flax NNX model, whose
+    `nnx.state` follows it.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -50,41 +55,63 @@ def explain(
       top: Number of entries per list of the result. Default: 3.
       microbatch_size: Number of examples differentiated at a time. Each array in `args`
         must then have an axis of examples first. Default: None, all.
-      history: Output of `optclip.history` with norms of leaves, or another history
-        that `optclip.plot` accepts. Each leaf is compared with its own median, and
-        leaves are in order of this ratio. Default: None.
+      history: Output of `optclip.history`, another history that `optclip.plot` accepts,
+        or the state of an optimizer in `with_history`. The mean loss and the L2 norm of
+        the gradient are compared with the rows. Each leaf that has norms is compared
+        with its own median, and leaves are in order of this ratio. Default: None.
+      step: Number of the row that `params` and `args` belong to. Its loss and norm are
+        compared with the recomputed ones, and only the rows before it are usual.
+        Default: None.
 
     Returns:
-      An `Explanation`. A sentence names an example, position or slice only if it has
-      over half of the gradient, a leaf only if it has over 90% or, with a history,
-      over 10 times its median norm. These are findings, not causes.
+      An `Explanation`. A sentence names the whole batch if its mean loss exceeds mean +
+      6 std of the 64 steps before, or its norm 10 times their median; an example,
+      position or slice only if it has over half of the gradient; and a leaf only if it
+      has over 90% or, with a history, over 10 times its median norm. These are
+      findings, not causes.
+
+      A step is reproduced if the norm differs by at most 2%, and the norm of each leaf
+      by 5% of itself or of a tenth of the norm: the run computed this gradient from
+      these parameters and this batch. Otherwise hardware may have failed, unless the
+      step had other parameters, another batch, dropout key or mode, another loss, or a
+      transformation before the clipping that recorded the norm. Bind the key of the
+      step to the losses with `functools.partial`; pass all microbatches of an
+      accumulated step.
 
     Raises:
       TypeError: Called inside `jax.jit`, or the losses are not one array of floats.
       ValueError: The losses are already reduced, or have more than two axes; the batch
-        cannot be split; an array was donated; or the history has no norms of leaves.
+        cannot be split; an array was donated; the history has neither norms nor a loss;
+        or it lacks the step.
     """
     top = _validate.length("top", top)
-    step = step_of(losses, params, args, microbatch_size)
-    medians = None if history is None else medians_of(history, step.names)
-    values, grads = _attribution.gradient(step)
-    sizes, sizes_of_params = sizes_of(grads), sizes_of(step.leaves)
-    leaves = leaves_of(step.names, sizes, medians)
+    given = step_of(losses, params, args, microbatch_size)
+    if step is not None and history is None:
+        raise ValueError("`step` needs `history`, the run that recorded this step.")
+    rows = {}, {}
+    if history is not None:
+        rows = recorded_in(history, given.names, step)
+    values, grads = _attribution.gradient(given)
+    sizes, sizes_of_params = sizes_of(grads), sizes_of(given.leaves)
+    leaves = leaves_of(given.names, sizes, medians_of(rows[0]))
     bad_losses = [tuple(map(int, place)) for place in np.argwhere(~np.isfinite(values))]
     bad_leaves, bad_params = (
-        [n for n, x in zip(step.names, each, strict=True) if not np.isfinite(x.norm)]
+        [n for n, x in zip(given.names, each, strict=True) if not np.isfinite(x.norm)]
         for each in (sizes, sizes_of_params)
     )
     bad_examples: list[int] = []
     fractions, method = None, "derivative"
     if bad_losses or bad_leaves:
-        bad_examples = _attribution.nonfinite_examples(step, bad_losses)
+        bad_examples = _attribution.nonfinite_examples(given, bad_losses)
     elif any(size.norm > 0 for size in sizes):
-        fractions, method = _attribution.contributions(step, grads)
+        fractions, method = _attribution.contributions(given, grads)
     entries = entries_of(fractions, values)
-    outliers = outliers_of(step.names, sizes_of_params)
+    outliers = outliers_of(given.names, sizes_of_params)
     bad = bad_losses, bad_examples, bad_leaves, bad_params
+    norms = {(LEAF, leaf.name): leaf.norm for leaf in leaves}
+    told, fields = compared(*rows, step, values, norms)
     findings = [
+        *told,
         *_findings.of_nonfinite(*bad, len(values)),
         *_findings.of_outliers(outliers),
         *_findings.of_contributions(entries, method),
@@ -96,5 +123,5 @@ def explain(
     return Explanation(
         findings, norm, leaves[:top],
         by_example, by_position, by_loss, method,
-        outliers[:top], *bad,
+        outliers[:top], *bad, float(np.mean(values)), **fields,
     )  # fmt: skip

@@ -179,6 +179,13 @@ class Explanation(NamedTuple):
         their loss alone if the batch cannot be split.
       nonfinite_leaves: Names of all leaves with a NaN or inf in the gradient.
       nonfinite_params: Names of all leaves with a NaN or inf in the parameters.
+      loss: Mean loss.
+      usual_loss: Median loss of up to 64 recorded steps before, or None.
+      usual_norm: Median norm of the gradient in these steps, or None.
+      recorded_loss: Loss that the history has for `step`, or None.
+      recorded_norm: Norm that it has: of the recorded leaves, or else of all; or None.
+      reproduced: Whether these norms, or else the losses, are equal to the recomputed
+        ones, up to rounding; None without `step`.
     """
 
     findings: list[str]
@@ -193,10 +200,20 @@ class Explanation(NamedTuple):
     nonfinite_examples: list[int]
     nonfinite_leaves: list[str]
     nonfinite_params: list[str]
+    loss: float = float("nan")
+    usual_loss: float | None = None
+    usual_norm: float | None = None
+    recorded_loss: float | None = None
+    recorded_norm: float | None = None
+    reproduced: bool | None = None
 
     def __str__(self) -> str:
-        nothing = "Nothing stands out: no example, position, row or leaf."
-        lines = [*(self.findings or [nothing]), f"gradient: norm {self.norm:.4g}"]
+        # The first finding on a recorded step is whether it is reproduced.
+        is_sound = len(self.findings) == 1 and self.reproduced is True
+        nothing = f"Nothing {'else ' if is_sound else ''}stands out: no example,"
+        nothing = [f"{nothing} position, row or leaf."]
+        lines = [*self.findings, *(nothing if is_sound or not self.findings else [])]
+        lines.append(f"gradient: norm {self.norm:.4g}")
         for leaf in self.leaves:
             lines.append(_line(leaf.fraction, f"{leaf.norm:<9.4g} {_described(leaf)}"))
         for title, entries in (

@@ -76,7 +76,7 @@ def of_nonfinite(
     sentences = []
     if params:
         names = [named(name) for name in params]
-        sentences.append(f"Parameters are not finite: {_list(names)}.")
+        sentences.append(f"Parameters are not finite: {listed(names)}.")
     if len(losses) == 1:
         example, *position = losses[0]
         entry = Contribution(example, position[0] if position else None, 0.0, 0.0)
@@ -86,14 +86,14 @@ def of_nonfinite(
     elif leaves:
         sentences.append("All losses are finite, but the gradient is not.")
     if leaves:
-        names = _list([named(name) for name in leaves])
-        of = _list([f"example {i}" for i in examples])
+        names = listed([named(name) for name in leaves])
+        of = listed([f"example {i}" for i in examples])
         of = "each example" if len(examples) == batch > 1 else of
         by = f", by {of}" if of else ""
         sentences.append(f"NaN or inf in the gradient of {names}{by}.")
     return sentences
 
 
-def _list(words: list[str]) -> str:
+def listed(words: list[str]) -> str:
     more = f" and {len(words) - 3} more" if len(words) > 3 else ""
     return ", ".join(words[:3]) + more

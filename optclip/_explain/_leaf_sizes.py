@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import _leaves
-from .._monitor import fields_by_name, read
-from .._typing import History
 from ._explanation import Leaf, Outlier, Slice
+from ._recorded import LEAF, Numbers
 
 # Trained embeddings have rows of some times the median, and layers differ in scale.
 _MOST_OF_SLICES = 30
@@ -110,29 +109,14 @@ def _slice(size: Size) -> Slice | None:
     return max(slices, key=lambda s: s.fraction * s.length, default=None)
 
 
-def medians_of(history: History, names: list[str]) -> dict[str, float]:
-    """Return the median norm of each leaf in a history.
-
-    Raises:
-      ValueError: The history has no norms of these leaves.
-    """
-    clips = fields_by_name(read(history)).values()
+def medians_of(before: Numbers) -> dict[str, float] | None:
+    """Return the median norm of each recorded leaf, or None if there is none."""
     medians = {}
-    # The norms of the whole gradient come first: those of rules may be of updates.
-    for field in ("leaf_norm", "norm"):
-        for parts in (clip.get(field, {}) for clip in clips):
-            for name in parts.keys() & set(names) - medians.keys():
-                norms = parts[name]
-                positive = norms[np.isfinite(norms) & (norms > 0)]
-                if positive.size:
-                    medians[name] = float(np.median(positive))
-    if not medians:
-        raise ValueError(
-            f"`history` has no norms of the leaves of `params`, such as {names[0]!r}."
-            ' Record them: optclip.skip(tx, record="leaves"), or'
-            ' clip_by_global_norm(..., record="leaves").'
-        )
-    return medians
+    for (kind, name), norms in before.items():
+        positive = norms[np.isfinite(norms) & (norms > 0)]
+        if kind == LEAF and positive.size:
+            medians[name] = float(np.median(positive))
+    return medians or None
 
 
 def outliers_of(names: list[str], sizes: list[Size]) -> list[Outlier]:

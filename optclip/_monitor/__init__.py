@@ -1,6 +1,14 @@
 """Read the clipping record: metrics, a printed summary, a suggested threshold."""
 
-from ._history import Column, array_of, columns_in, columns_of, key_of_rows, text_of
+from ._history import (
+    Column,
+    array_of,
+    columns_in,
+    columns_of,
+    history,
+    key_of_rows,
+    text_of,
+)
 from ._metrics import PROBE_FIELDS, Metric, metrics, metrics_of, percent, states_in
 from ._outliers import stands_out
 from ._run import (

@@ -327,6 +327,18 @@ FAULTS = [
         "report/test_report.py",
     ),
     Fault(
+        "_explain/_recorded.py",
+        "has_run(clips, name) & (np.diff(steps, prepend=-1) != 0)",
+        "has_run(clips, name)",
+        "explain/test_recorded_step.py",
+    ),
+    Fault(
+        "_explain/_comparison.py",
+        "tolerance = _TOLERANCE[key[0]]",
+        "tolerance = 0.99",
+        "explain/test_recorded_step.py",
+    ),
+    Fault(
         "_report/_log.py",
         "columns = {key: log.column(key, index) for key in [*keys, *steps]}",
         "columns = {key: log.column(key, index[1:]) for key in [*keys, *steps]}",

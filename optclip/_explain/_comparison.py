@@ -1,0 +1,171 @@
+"""Compare a step with its recorded run: is it reproduced, and is it unusual?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .._monitor import stands_out
+from ._explanation import named
+from ._findings import listed
+from ._recorded import LEAF, LOSS, NORM, Key, Numbers
+
+# Recomputed in another program, norms of four models differ by at most 7e-6 in float32,
+# and by 2.4e-3 in bfloat16 with another number of examples at a time; norms of leaves,
+# relative to at least a tenth of the whole, by 1.4e-5 and 1e-2; losses by 4e-7. The
+# limits are larger: matrix products of float32 on other devices round like bfloat16,
+# and a mean in bfloat16 is rounded by 4e-3.
+_TOLERANCE, _LEAST = {"loss": 0.005, "norm": 0.02, LEAF: 0.05}, 0.1
+# The record has 0 for norms below this.
+_ZERO = 2.0**-60
+# The number of rows before the step whose median is usual.
+_NEIGHBORS = 64
+
+# Where to look, by whether the loss is reproduced; None if it cannot say.
+_ADVICE = {
+    None: (
+        "Look at hardware, random seeds, other parameters, or another loss or"
+        " transformation before clipping."
+    ),
+    False: (
+        "The loss differs too ({}): look at random seeds, another batch or loss, or"
+        " other parameters, as after a fault in an earlier step."
+    ),
+    True: (
+        "The loss is reproduced ({}): look at hardware, random seeds, or a"
+        " transformation before clipping, such as accumulation or weight decay."
+    ),
+}
+
+
+def compared(
+    before: Numbers, row: Numbers, step: int | None, losses: np.ndarray, leaves: Numbers
+) -> tuple[list[str], dict[str, Any]]:
+    """Return sentences on the step and the batch, and the fields of an explanation.
+
+    Args:
+      before: Recorded losses and norms of the earlier rows.
+      row: Recorded loss and norms of the step.
+      step: Number of the step, or None.
+      losses: Losses of the step, `(batch,)` or `(batch, positions)`.
+      leaves: Norm of each leaf of the gradient.
+    """
+    means = losses.reshape(len(losses), -1).mean(1)
+    loss = {LOSS: float(means.mean())}
+    findings, reproduced = [], None
+    if step is not None:
+        text, reproduced = _reproduction(row, loss | leaves | _norm(row, leaves))
+        findings = [f"Step {step}{text}"]
+    new = loss | _norm(before, leaves)
+    usual = {key: _usual(before[key]) for key in new if key in before}
+    high = [key for key in usual if _is_high(new[key], before[key], key, step)]
+    return [*findings, *_of_batch(means, new, usual, high)], {
+        "usual_loss": usual.get(LOSS),
+        "usual_norm": usual.get(NORM),
+        "recorded_loss": row.get(LOSS),
+        "recorded_norm": row.get(NORM),
+        "reproduced": reproduced,
+    }
+
+
+def _norm(recorded: Numbers, leaves: Numbers) -> Numbers:
+    """Return the norm over the leaves that are recorded, or else over all leaves."""
+    norms = [leaves[key] for key in recorded if key in leaves] or [*leaves.values()]
+    return {NORM: float(np.hypot.reduce(norms))}
+
+
+def _reproduction(row: Numbers, new: Numbers) -> tuple[str, bool | None]:
+    """Return the rest of a sentence, and whether a recorded row is reproduced.
+
+    A loss with another term may have the same gradient, so that the norm decides.
+    """
+    if not row:
+        return " has neither a loss nor a norm of its own to compare.", None
+    off = [key for key in row if not _is_same(row[key], new[key], key, new[NORM])]
+
+    def both(key: Key, what: str = "") -> str:
+        return f"recorded {what}{_text(row[key])}, recomputed {_text(new[key])}"
+
+    if not off or (off == [LOSS] and NORM in row):
+        equal = [key for key in (LOSS, NORM) if key in row and key not in off]
+        text = ", ".join(f"{key[0]} {_text(new[key])}" for key in equal)
+        text += f"; its loss is not: {both(LOSS)}" if off else ""
+        text += "" if NORM in row else "; it has no norm of its own"
+        return f" is reproduced: {text}.", True
+    each = [f"{named(key[1])} ({both(key)})" for key in off if key[0] == LEAF]
+    count = f"{len(each)} of {sum(key[0] == LEAF for key in row)}"
+    judged = NORM if NORM in row else LOSS
+    loss = both(LOSS) if LOSS in row and NORM in row else ""
+    sentences = [
+        f": {both(judged, f'{judged[0]} ')}: not reproducible from these parameters and"
+        " this batch.",
+        *([f"Leaves that differ: {count}, {listed(each)}."] if each else []),
+        _ADVICE[LOSS not in off if loss else None].format(loss),
+    ]
+    return " ".join(sentences), False
+
+
+def _is_same(recorded: float, recomputed: float, key: Key, norm: float) -> bool:
+    """Return whether two numbers differ by rounding only, or are both not finite."""
+    # Larger numbers are recorded as inf.
+    finite = [abs(x) <= np.finfo(np.float32).max for x in (recorded, recomputed)]
+    if not all(finite):
+        return not any(finite)
+    tolerance = _TOLERANCE[key[0]]
+    least = tolerance * _LEAST * norm if key[0] == LEAF else 0.0
+    return math.isclose(recorded, recomputed, rel_tol=tolerance, abs_tol=least + _ZERO)
+
+
+def _text(number: float) -> str:
+    return f"{number:.4g}" if np.isfinite(number) else "not finite"
+
+
+def _usual(before: np.ndarray) -> float | None:
+    """Return the median of the last rows, or None if there are none."""
+    finite = before[np.isfinite(before)][-_NEIGHBORS:]
+    return float(np.median(finite)) if finite.size else None
+
+
+def _of_batch(
+    means: np.ndarray, new: Numbers, usual: Numbers, high: list[Key]
+) -> list[str]:
+    """Return the sentence of a batch with an unusual mean loss or norm.
+
+    Args:
+      means: Loss of each example.
+      new: Mean loss and norm.
+      usual: Usual loss and norm, where they are known.
+      high: Which of them are unusual.
+    """
+    phrases = [
+        f"{name} {new[key]:.4g}, usually {usual[key]:.4g}"
+        for name, key in (("mean loss", LOSS), ("norm", NORM))
+        if usual.get(key) is not None
+    ]
+    advice = ""
+    if LOSS in high:
+        middle = (new[LOSS] + usual[LOSS]) / 2
+        number, lowest, largest = np.sum(means > middle), np.min(means), np.max(means)
+        every = f"all {number} examples lie between {lowest:.3g} and {largest:.3g}"
+        some = f"examples above {middle:.3g}: {number} of {len(means)}"
+        phrases.append(every if number == len(means) else some)
+        if 2 * number > len(means):
+            advice = (
+                " Look at the source of this batch; if other batches are as high, at"
+                " the parameters."
+            )
+    return [f"The whole batch: {'; '.join(phrases)}.{advice}"] if high else []
+
+
+def _is_high(number: float, before: np.ndarray, key: Key, step: int | None) -> bool:
+    """Return whether a finite loss or norm stands out from the rows before a step.
+
+    Without a step, the batch may belong to any row, so that it must also stand out from
+    the largest ones after the start.
+    """
+    largest = [] if step is not None else [np.sort(before[len(before) // 10 :])]
+    rows = [before, *largest]
+    is_high = [stands_out(number, each, is_loss=key == LOSS) for each in rows]
+    return bool(np.isfinite(number)) and all(is_high)

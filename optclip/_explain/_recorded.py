@@ -1,0 +1,93 @@
+"""Read the run that a step belongs to: its losses and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .._arrays import _validate
+from .._monitor import fields_by_name, has_run, only, read, states_in
+from .._monitor import history as history_of
+from .._typing import History, PyTree
+
+# The kind of a number, and the path of a leaf; "" for a number of the whole step.
+Key = tuple[str, str]
+LOSS, NORM, LEAF = ("loss", ""), ("norm", ""), "leaf"
+# What a run recorded: arrays over its rows, or the numbers of one row.
+Numbers = dict[Key, Any]
+
+
+def recorded_in(
+    history: History | PyTree, names: list[str], step: int | None
+) -> tuple[Numbers, Numbers]:
+    """Return the losses and norms of the rows before a step, and those of its own row.
+
+    The norm covers the recorded leaves, or else all. Numbers that a row lacks or only
+    repeats are NaN in arrays, and missing in the row.
+
+    Args:
+      history: A history, or the state of an optimizer that has one.
+      names: Paths of the leaves.
+      step: Number of the row of the step; None for all rows, and no row.
+
+    Raises:
+      ValueError: The history has neither a loss nor a norm, or not this step.
+    """
+    # A list of dicts may be long, and is a log.
+    is_log = isinstance(history, list) or not states_in(history)
+    columns = read(history if is_log else history_of(history))
+    count = len(next(iter(columns.values()), ()))
+    at = None if step is None else _row_of(step, columns.get("step", np.arange(count)))
+    both: tuple[Numbers, Numbers] = {}, {}
+    for key, numbers, is_own in _series(columns, names, count):
+        both[0].setdefault(key, np.where(is_own, numbers, np.nan)[:at])
+        if at is not None and is_own[at]:
+            both[1].setdefault(key, float(numbers[at]))
+    if not both[0]:
+        raise ValueError(
+            "`history` has no norms of the leaves of `params`, such as"
+            f" {names[0]!r}, no norm of all leaves, and no loss. Record them:"
+            ' optclip.skip(tx, record="leaves"), or'
+            ' clip_by_global_norm(..., record="leaves").'
+        )
+    for each in both:
+        if leaves := [norm for key, norm in each.items() if key[0] == LEAF]:
+            each[NORM] = np.hypot.reduce(leaves)
+    return both
+
+
+def _row_of(step: int, steps: np.ndarray) -> int:
+    """Return the last row of a step; a run that was restarted may have several."""
+    rows = np.flatnonzero(steps == _validate.length("step", step, least=0))
+    if not len(rows):
+        wanted = f"a recorded step, from {min(steps):.0f} to {max(steps):.0f}"
+        advice = "A state keeps the last rows; a log may have earlier ones."
+        raise ValueError(_validate.must_be("step", wanted, step, advice))
+    return int(rows[-1])
+
+
+def _series(
+    columns: Mapping[str, np.ndarray], names: list[str], count: int
+) -> Iterator[tuple[Key, np.ndarray, np.ndarray]]:
+    """Yield the losses and norms of all rows, with the rows that computed them.
+
+    Norms of the whole gradient come first: others may be of updates, and those inside
+    `skip` lack the skipped steps.
+    """
+    clips = fields_by_name(columns)
+    order = sorted(clips, key=lambda name: "skipped" not in clips[name])
+    losses = [columns.get("loss"), *(only(clips[name], "loss") for name in order)]
+    yield from ((LOSS, x, ~np.isnan(x)) for x in losses if x is not None)
+    for field in ("leaf_norm", "norm"):
+        for name in order:
+            # Within `optax.MultiSteps`, only the last of several rows has a new norm.
+            steps = only(clips[name], "steps", np.arange(count))
+            is_own = has_run(clips, name) & (np.diff(steps, prepend=-1) != 0)
+            for part, norms in clips[name].get(field, {}).items():
+                if part in names:
+                    yield (LEAF, part), norms, is_own
+                # With a fraction, it is the most clipped of several norms.
+                if field == "norm" and not part and "fraction" not in clips[name]:
+                    yield NORM, norms, is_own
