@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ._entries import LogError, printable, read
+from ._entries import STANDARD_INPUT, LogError, printable, read
 from ._log import log_of
 from ._page import page_of, require_matplotlib
 from ._report import json_of, report_of, text_of
 
+_OUTPUT = "standard output"
 _DESCRIPTION = """\
 Print what a log of gradient norms says: a summary, what stands out, and a threshold
 that clips a fraction of the steps.
@@ -35,14 +37,14 @@ def main(arguments: Sequence[str], version: str) -> int:
     except (LogError, ImportError) as error:
         return _failed(str(error))
     except OSError as error:
-        if error.filename is not None:
-            return _failed(f"{printable(str(error.filename))}: {error.strerror}.")
-        # Python flushes the output again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.filename == _OUTPUT:
+            # Python flushes it again when it exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             # The reader, such as head, has ended.
             return 1
-        return _failed(f"standard output: {error.strerror}.")
+        name = printable(str(error.filename or STANDARD_INPUT))
+        return _failed(f"{name}: {error.strerror}.")
     return 0
 
 
@@ -54,7 +56,18 @@ def _failed(message: str) -> int:
 def _print(text: str) -> None:
     """Print text, with escapes for characters that the terminal does not have."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    with _naming(_OUTPUT):
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name the file in the error of a full disk, which does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = path
+        raise
 
 
 def _report(options: argparse.Namespace, version: str) -> None:
@@ -67,7 +80,9 @@ def _report(options: argparse.Namespace, version: str) -> None:
     log = log_of(entries, options.norm)
     report = report_of(entries.path, log, options.rate, options.skip_first)
     if page:
-        _write(page, page_of(report, version))
+        text = page_of(report, version)
+        with _naming(page):
+            Path(page).write_text(text, encoding="utf-8")
     _print(json_of(report, version) if options.json else text_of(report))
     if page:
         print(f"wrote {page}", file=sys.stderr)
@@ -82,15 +97,6 @@ def _check_page(log: str, page: Path, *, force: bool) -> None:
         raise LogError(f"--html {page} would replace the log. Pass another path.")
     if page.is_file() and not force:
         raise LogError(f"--html {page} exists. Pass --force to replace it.")
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        # A full disk does not name the file.
-        error.filename = path
-        raise
 
 
 def _parser(version: str) -> argparse.ArgumentParser:

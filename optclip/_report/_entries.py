@@ -20,6 +20,7 @@ _HELP = (
     "Pass JSON lines, printed dicts, CSV with a header of different names, one number"
     " per line, a JSON array, or a trainer_state.json."
 )
+STANDARD_INPUT = "standard input"
 # The key of numbers without one.
 BARE = "norm"
 
@@ -88,7 +89,8 @@ def read(path: str) -> Entries:
       LogError: It is empty or damaged, or has no known format.
       OSError: There is no such file, or it cannot be read.
     """
-    name, text = printable(path), _text(path)
+    name = STANDARD_INPUT if path == "-" else printable(path)
+    text = _text(path)
     if not text.strip():
         raise LogError(f"{name} is empty or damaged. {_HELP}")
     parsed = next(filter(None, (parse(text) for parse in FORMATS)), None)
