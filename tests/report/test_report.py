@@ -349,6 +349,53 @@ def test_incomplete_last_line_is_skipped_with_a_note(command, log):
     assert err == "note: line 31, the last, is incomplete and was skipped\n"
 
 
+ODD = [
+    1e300,
+    5e-324,
+    10**400,
+    -1,
+    True,
+    None,
+    [1.0],
+    {"a": 1},
+    "",
+    "NaN",
+    "$\\frac{",
+    float("-inf"),
+]
+
+
+@pytest.mark.parametrize("key", [*MIXED[0], "step", "clip/steps", "loss", "grad_norm"])
+def test_odd_numbers_end_with_a_report_or_one_line(command, log, key):
+    for odd in ODD:
+        rows = [
+            x | {"step": i, key: odd}
+            for i, x in enumerate(MIXED)
+            if "eval/loss" not in x
+        ]
+        table = [",".join(map(str, row.values())) for row in rows]
+        printed = "\n".join(map(str, rows))
+        for content in (lines(rows), "\n".join([",".join(rows[0]), *table]), printed):
+            code, out, err = command("report", log(content), "--json")
+            assert (code, err.count("error: "), bool(out)) in (
+                (0, 0, True),
+                (2, 1, False),
+            )
+            assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("content", [lines(STATE), PRINTED, WANDB, TABLE, TEXT])
+def test_cut_log_is_read_up_to_the_cut(command, log, content):
+    content = f"Wall time,Step,Value\n{TABLE}" if content == TABLE else content
+    data = content.encode()
+    for cut in range(len(data) // 2, len(data) // 2 + 60):
+        code, out, err = command("report", log(data[:cut]), "--json")
+        assert code == 0
+        (norm,) = json.loads(out)["norms"]
+        if "may be incomplete" not in err:
+            assert norm["median"] == np.median(NORMS[: norm["steps"]])
+
+
 def test_closed_pipe_ends_quietly(command, log, monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
