@@ -112,19 +112,31 @@ def _parser(version: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     report.add_argument("log", metavar="LOG", help="path of the log, - for a pipe")
-    page = "also write a page with plots, one file (requires Matplotlib)"
-    report.add_argument("--html", metavar="PATH", help=page)
-    force = "replace an existing page"
-    report.add_argument("--force", action="store_true", help=force)
-    report.add_argument("--json", action="store_true", help="print JSON")
-    norm = (
-        "key of the norm, for logs of other libraries (default: grad_norm or similar)"
+    report.add_argument(
+        "--html",
+        metavar="PATH",
+        help="also write a page with plots, one file (requires Matplotlib)",
     )
-    report.add_argument("--norm", metavar="KEY", help=norm)
-    rate = "fraction of the steps that the suggested threshold clips (default: 0.1)"
-    report.add_argument("--rate", type=fraction, default=0.1, help=rate)
-    skip_first = "fraction of the steps to exclude at the start (default: 0.1)"
-    report.add_argument("--skip-first", type=fraction, default=0.1, help=skip_first)
+    report.add_argument("--force", action="store_true", help="replace an existing page")
+    report.add_argument("--json", action="store_true", help="print JSON")
+    report.add_argument(
+        "--norm",
+        metavar="KEY",
+        help="key of the norm, for logs of other libraries (default: grad_norm or"
+        " similar)",
+    )
+    report.add_argument(
+        "--rate",
+        type=fraction,
+        default=0.1,
+        help="fraction of the steps that the suggested threshold clips (default: 0.1)",
+    )
+    report.add_argument(
+        "--skip-first",
+        type=fraction,
+        default=0.1,
+        help="fraction of the steps to exclude at the start (default: 0.1)",
+    )
     return parser
 
 

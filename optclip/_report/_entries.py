@@ -21,8 +21,10 @@ _HELP = (
     " per line, a JSON array, or a trainer_state.json."
 )
 STANDARD_INPUT = "standard input"
-# The key of numbers without one.
-BARE = "norm"
+# NaN is a number and a norm. No float holds a larger count.
+_RANGES = {
+    "number": (-np.inf, np.inf), "norm": (0, np.inf), "count": (-(2**53), 2**53)
+}  # fmt: skip
 
 
 class LogError(ValueError):
@@ -37,14 +39,12 @@ class Entries(NamedTuple):
       unit: `"line"` or `"entry"`, what a place counts.
       places: Place of each entry in the file.
       rows: The entries, without nulls.
-      is_bare: Whether they are numbers without keys.
     """
 
     path: str
     unit: str
     places: list[int]
     rows: list[dict[str, Any]]
-    is_bare: bool
 
     def at(self, place: int) -> str:
         """Return the place of an entry in words, to begin an error."""
@@ -55,19 +55,19 @@ class Entries(NamedTuple):
         """All keys, in the order of the file."""
         return list(dict.fromkeys(key for row in self.rows for key in row))
 
-    def column(self, key: str, index: list[int]) -> np.ndarray:
-        """Return the numbers of a key in entries, all of which have it."""
-        numbers = []
+    def column(self, key: str, index: list[int], kind: str) -> np.ndarray:
+        """Return the numbers of a key in entries; `kind` is a key of `_RANGES`."""
+        numbers, (low, high) = [], _RANGES[kind]
         for i in index:
-            x = self.rows[i][key]
-            if (number := number_of(x)) is None:
-                where = self.at(self.places[i])
-                if isinstance(x, list):
-                    raise LogError(
-                        f"{where} has a list at '{key}'. Log one entry per step, with a"
-                        " number."
-                    )
-                raise LogError(f"{where} has {x!r:.60} at '{key}'. Log a number.")
+            x = self.rows[i].get(key)
+            number = number_of(x)
+            if number is None or number < low or not (number <= high or high == np.inf):
+                has = f"has {x!r:.60} at '{key}'. Log one {kind} per step"
+                if x is None:
+                    has = f"has no '{key}'. Log the same keys in each step"
+                elif kind == "norm":
+                    has += ", or pass its key with --norm"
+                raise LogError(f"{self.at(self.places[i])} {has}.")
             numbers.append(number)
         return np.array(numbers)
 
@@ -98,19 +98,17 @@ def read(path: str) -> Entries:
         raise _unreadable(text, name)
     if not parsed.entries:
         raise LogError(f"{name} has no entries. {_HELP}")
-    is_bare = not isinstance(parsed.entries[0][1], dict)
-    log = Entries(name, parsed.unit, [], [], is_bare)
+    log = Entries(name, parsed.unit, [], [])
     for place, entry in parsed.entries:
-        if number_of(entry) is None if is_bare else not isinstance(entry, dict):
+        if not isinstance(entry, dict) and number_of(entry) is None:
             raise LogError(
-                f"{log.at(place)} is {entry!r:.60}. Pass a log whose entries are all"
-                " JSON objects, or all numbers."
+                f"{log.at(place)} is {entry!r:.60}. Pass objects or numbers."
             )
-        row = {BARE: entry} if is_bare else entry
+        row = entry if isinstance(entry, dict) else {"norm": entry}
         log.rows.append({printable(k): x for k, x in row.items() if x is not None})
         log.places.append(place)
     last = text.count("\n") + 1
-    if is_bare and {*parsed.skipped} - {last}:
+    if not isinstance(parsed.entries[0][1], dict) and {*parsed.skipped} - {last}:
         raise _unreadable(text, name, parsed.skipped[0])
     if parsed.skipped == [last]:
         # The program ended, or was still writing.

@@ -17,7 +17,7 @@ from .._monitor import (
     numbers_in,
     only,
 )
-from ._entries import BARE, Entries, LogError
+from ._entries import Entries, LogError
 from ._formats import number_of
 
 # Fields of which a transformation has at least one, besides its norm.
@@ -44,9 +44,7 @@ class Log(NamedTuple):
       columns: One array over the steps per key of `metrics`, and `step`, `loss` and
         `epoch` if logged. A norm of another library is a transformation that has a norm
         only.
-      norm: The key of such a norm; None for the metrics of optclip, and for numbers
-        without keys.
-      is_bare: Whether the columns are of such a norm.
+      norm: The key of such a norm; None for the metrics of optclip.
       read: Number of entries that were read.
       entries: Number of all entries.
       unit: What they are, `"line"` or `"entry"`.
@@ -54,7 +52,6 @@ class Log(NamedTuple):
 
     columns: dict[str, np.ndarray]
     norm: str | None
-    is_bare: bool
     read: int
     entries: int
     unit: str
@@ -66,19 +63,18 @@ def log_of(log: Entries, norm: str | None) -> Log:
     Raises:
       LogError: It has no norms, or steps with different keys.
     """
-    metrics = {} if norm or log.is_bare else _metrics_in(log.keys)
+    metrics = {} if norm else _metrics_in(log.keys)
     keys = numbers_in(metrics) or [_norm_in(log, norm)]
     index = [i for i, row in enumerate(log.rows) if not row.keys().isdisjoint(keys)]
     there = dict.fromkeys(key for i in index for key in log.rows[i])
     lower = {key.lower(): key for key in there}
     steps = [lower[name] for name in _STEPS if name in lower][:1]
-    _check_same(log, {*keys, *steps}, index)
-    columns = {key: log.column(key, index) for key in [*keys, *steps]}
     clips = [fields for fields in metrics.values() if "norm" in fields]
     norms = [key for fields in clips for key in fields["norm"].values()]
     counts = [only(fields, "steps") for fields in metrics.values() if "steps" in fields]
-    _check(log, index, columns, norms or keys, "norm")
-    _check(log, index, columns, steps + counts, "count of steps")
+    kinds = dict.fromkeys(keys, "number") | dict.fromkeys(norms or keys, "norm")
+    kinds |= dict.fromkeys([*counts, *steps], "count")
+    columns = {key: log.column(key, index, kind) for key, kind in kinds.items()}
     key = None
     if not metrics:
         # A slash would divide the name into a name and a field.
@@ -90,8 +86,7 @@ def log_of(log: Entries, norm: str | None) -> Log:
     for name, other in (("loss", loss_key(there)), ("epoch", lower.get("epoch"))):
         if other is not None:
             columns |= _optional(log, index, name, other)
-    shown = None if log.is_bare else key
-    return Log(columns, shown, not metrics, len(index), len(log.rows), log.unit)
+    return Log(columns, key, len(index), len(log.rows), log.unit)
 
 
 def _optional(
@@ -119,13 +114,10 @@ def _metrics_in(keys: list[str]) -> dict[str, Fields]:
 
 def _norm_in(log: Entries, norm: str | None) -> str:
     """Return the key of the norm."""
-    if log.is_bare and norm is None:
-        return BARE
-    if norm in log.keys and not log.is_bare:
+    if norm in log.keys:
         return str(norm)
     if norm is not None:
-        present = "numbers without keys" if log.is_bare else _numbers_in(log)
-        raise LogError(f"{log.path} has no '{norm}'; it has {present}.")
+        raise LogError(f"{log.path} has no '{norm}'; it has {_numbers_in(log)}.")
     names = {
         key: re.sub("[- ]", "_", key.lower().replace(" - ", "/")) for key in log.keys
     }
@@ -158,34 +150,3 @@ def _listed(keys: list[str]) -> str:
     # `--norm` takes them as they are, which `repr` would escape.
     first = ", ".join(f"'{key}'" for key in keys[:20])
     return f"{first}, ..." if keys[20:] else first
-
-
-def _check_same(log: Entries, keys: set[str], index: list[int]) -> None:
-    """Raise an error unless these entries have the same of these keys."""
-    first = keys & log.rows[index[0]].keys()
-    for i in index:
-        if odd := sorted(first ^ (keys & log.rows[i].keys())):
-            places = log.places[index[0]], log.places[i]
-            has, lacks = places if odd[0] in first else places[::-1]
-            raise LogError(
-                f"{log.at(places[1])} differs in its keys: {log.unit} {has} has"
-                f" '{odd[0]}', {log.unit} {lacks} does not. Log the same keys in each"
-                " step."
-            )
-
-
-def _check(
-    log: Entries, index: list[int], columns: dict[str, np.ndarray], keys: list[str],
-    what: str,
-) -> None:  # fmt: skip
-    """Raise an error for a negative norm, and for a count that no float holds."""
-    for key in keys:
-        x, is_norm = columns[key], what == "norm"
-        is_bad = x < 0 if is_norm else ~(np.abs(x) < 2**53)
-        if is_bad.any():
-            i = int(np.argmax(is_bad))
-            other = ", or pass another key with --norm" if is_norm else ""
-            raise LogError(
-                f"{log.at(log.places[index[i]])} has {x[i]:.4g} at '{key}', which is no"
-                f" {what}. Remove this {log.unit}{other}."
-            )

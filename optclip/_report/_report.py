@@ -88,7 +88,7 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
     steps = steps_in(log.columns).at
     lines = summary({**log.columns, "step": steps}).splitlines()
     verdict = [line[3:] for line in lines if line.startswith("-> ")]
-    about = [] if log.is_bare else [line for line in lines if line[:3] != "-> "]
+    about = [] if log.norm else [line for line in lines if line[:3] != "-> "]
     norms, left = [], 0
     names = fields_by_name(log.columns)
     every = clips_in(names)
@@ -191,11 +191,10 @@ def _origin(report: Report) -> str:
     units = {"line": "lines", "entry": "entries"}[log.unit]
     units = units if log.entries != 1 else log.unit
     count = f"{log.read} of {log.entries}" if log.read < log.entries else log.entries
-    of = f"'{log.norm}' in " if log.norm else ""
-    of = of if log.is_bare else "metrics in "
+    of = f"'{log.norm}'" if log.norm else "metrics"
     restarts = f", {_counted(report.restarts, 'restart')}" if report.restarts else ""
-    steps = "numbered" if log.is_bare and "step" not in log.columns else "steps"
-    return f"{of}{count} {units}, {steps} {first} to {last}{restarts}"
+    steps = "numbered" if log.norm and "step" not in log.columns else "steps"
+    return f"{of} in {count} {units}, {steps} {first} to {last}{restarts}"
 
 
 def _counted(count: int, what: str) -> str:

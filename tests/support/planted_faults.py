@@ -340,8 +340,8 @@ FAULTS = [
     ),
     Fault(
         "_report/_log.py",
-        "columns = {key: log.column(key, index) for key in [*keys, *steps]}",
-        "columns = {key: log.column(key, index[1:]) for key in [*keys, *steps]}",
+        "log.column(key, index, kind)",
+        "log.column(key, index[1:], kind)",
         "report/test_report.py",
     ),
 ]
