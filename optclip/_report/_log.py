@@ -83,7 +83,10 @@ def log_of(log: Entries, norm: str | None) -> Log:
         columns[f"{name}/norm"] = columns[key] if key in steps else columns.pop(key)
     if steps:
         columns["step"] = columns.pop(steps[0])
-    for name, other in (("loss", loss_key(there)), ("epoch", lower.get("epoch"))):
+    # If only `skip` has a loss, its keys are metrics.
+    of_skip = [only(fields, "loss") for fields in metrics.values()]
+    loss = loss_key(there) or next(filter(None, of_skip), None)
+    for name, other in (("loss", loss), ("epoch", lower.get("epoch"))):
         if other is not None:
             columns |= _optional(log, index, name, other)
     return Log(columns, key, len(index), len(log.rows), log.unit)
@@ -127,8 +130,8 @@ def _norm_in(log: Entries, norm: str | None) -> str:
             return matches[0]
         if matches:
             raise LogError(
-                f"{log.path} has several norms: {_listed(matches)}. Pass"
-                f" one of them, such as --norm {shlex.quote(matches[0])}."
+                f"{log.path} has several norms: {_listed(matches)}. Pass one of them,"
+                f" such as --norm {shlex.quote(matches[0])}."
             )
     raise LogError(
         f"{log.path} has no metrics of optclip and no 'grad_norm'; it has"

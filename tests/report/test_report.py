@@ -170,6 +170,7 @@ MANY = {
 }
 INF = record(part="a") | record(np.append(NORMS[1:], np.inf), part="b")
 SKIP = record(name="skip") | {"skip/skipped": NORMS, "skip/consecutive": 0 * NORMS}
+SKIP |= {"skip/loss": NORMS, "skip/loss_threshold": NORMS}
 NO_NORM = {"clip/fraction": 0 * NORMS + 0.5}
 
 
@@ -299,7 +300,7 @@ LEAVES = {f"clip/leaf_norm/$梯{'layer/' * 9}<{i}>$": i * NORMS for i in range(3
 PAGES = {
     "recorded": (
         {"step": np.arange(SIZE), **record(), **SKIP, **LEAVES},
-        ["norm at each step", "fraction of steps clipped", "distribution", "norm of each part"],
+        ["loss", "norm at each step", "fraction of steps clipped", "distribution", "norm of each part"],
     ),
     "planned": (TEXT, ["norm, if clipped at 1.8", "fraction that 1.8 would clip", "distribution"]),
     "groups": (MANY, ["clip/11: norm at each step", "norm of each part"]),
