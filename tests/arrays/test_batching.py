@@ -39,19 +39,6 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=rtol)
 
 
-def test_batched_entries_of_many_types_come_back_in_order():
-    numbers = [x for i in range(MANY) for x in (np.float32(i), np.int32(2**31 - 1 - i))]
-    entries = [(x, x) for x in (*numbers, np.ones(2, np.float32), np.bool_(True))]
-    rows = Batched(entries)
-    assert rows.indices == ((0, 2, 4, 6), (1, 3, 5, 7), (8,), (9,))
-    chex.assert_trees_all_equal(rows.entries(), entries)
-    chex.assert_trees_all_equal(
-        jax.jit(lambda entries: Batched(entries).entries())(entries), entries
-    )
-    pairs = rows.map(lambda mine, other: (mine[0], other[1]), rows)
-    chex.assert_trees_all_equal(pairs.entries(), entries)
-
-
 def test_batched_map_other_entries_raises():
     one, other = (Batched([np.ones(n, np.float32)] * MANY) for n in (1, 2))
     with pytest.raises(ValueError, match="same stacks of entries"):

@@ -369,13 +369,6 @@ def test_update_records_each_layer():
             assert found == values
 
 
-def test_rule_without_record_keeps_only_memory():
-    tx = optclip.clip_attention_logits(thresholds.ema(), LAYERS, record=False)
-    state = tx.init(PARAMS)
-    assert not state.clip_record
-    assert jax.tree.leaves(state.clip_memory)
-
-
 @pytest.mark.parametrize(
     ("max_logit", "rows", "coefficients"),
     [

@@ -1,7 +1,8 @@
-"""Compare each published method with its paper's equations in float64 over 240 steps.
+"""Compare methods with their papers' equations in float64 over 240 steps.
 
 The steps have spikes, zeros, NaN, inf and a shift of level. The tolerance is twice the
-largest deviation measured on any CPU. Rules of one norm are in tests/thresholds.
+largest deviation measured on any CPU. Rules of one norm are in tests/thresholds, methods
+with code of their authors in `test_official.py`.
 """
 
 import dataclasses
@@ -76,22 +77,6 @@ def by_element(make):
     return run
 
 
-def by_norm(make, set_edges):
-    """Run one oracle of all leaves' norms; a step of zeros changes no average."""
-
-    def run(gradients):
-        oracle, expected = make(), []
-        for i, tree in enumerate(gradients):
-            set_edges(oracle, sum(FINITE[:i]))
-            norms = np.array([norm_of({key: x}) for key, x in tree.items()])
-            scales = oracle.step(np.where(np.all(norms > 0), norms, np.nan))
-            pairs = zip(tree, np.where(norms > 0, scales, 1.0), strict=True)
-            expected.append({key: tree[key] * scale for key, scale in pairs})
-        return expected
-
-    return run
-
-
 def each_step(function):
     """Apply a method without memory to each finite step and its number."""
     steps = range(methods.STEPS)
@@ -109,10 +94,6 @@ def sclip(step, tree):
     return {key: oracle.step(x) for key, x in tree.items()}
 
 
-def clippy(_, tree):
-    return {key: x * methods.clippy(x, WIDE[key]) for key, x in tree.items()}
-
-
 RATE = optax.warmup_constant_schedule(0.5, 2.0, 100)
 
 
@@ -124,14 +105,6 @@ def spectra(step, tree):
     return {"w": methods.spectra(left.T, up * 8.0).T, "b": bias}
 
 
-HIGH, LOW = (optax.linear_schedule(a, b, 200) for a, b in ((1.2, 1.0), (0.5, 0.8)))
-BAND = {"decay": 0.9, "min_norm": 0.3, "max_shrink": 0.2, "max_growth": 1.5}
-
-
-def set_band(oracle, taken):
-    oracle.high, oracle.low = float(HIGH(taken)), float(LOW(taken))
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
     """Hold a method, its oracle, and the fraction of steps that it must change."""
@@ -140,31 +113,10 @@ class Method:
     expected: Callable[[list], list]
     rtol: float = 1e-5
     atol: float = 0.0
-    scale: float = 1.0
-    least: float = 0.1
     most: float = 1.0
 
 
 METHODS = {
-    "spam": Method(
-        # The authors count the first 19 steps as warm-up, optclip 20.
-        optclip.skip(
-            recipes.spam(optax.identity(), theta=25.0, b2=0.9, every=50, warmup=0)
-        ),
-        by_leaf(lambda: methods.Spam(25.0, 0.9, 20, 50)),
-        least=0.05,
-        most=0.9,
-    ),
-    "stable_spam": Method(
-        optclip.skip(recipes.stable_spam(optax.identity(), decay=0.9)),
-        lambda gradients: by_leaf(methods.StableSpamNorm)(
-            by_leaf(lambda: methods.StableSpamMax(0.9))(gradients)
-        ),
-    ),
-    "aggc": Method(
-        optclip.skip(recipes.aggc(optclip.by_path(str), high=HIGH, low=LOW, **BAND)),
-        by_norm(lambda: methods.Aggc(1.0, 1.0, **BAND), set_band),
-    ),
     "olmo_ratio": Method(
         recipes.olmo_ratio(1.1, 0.9),
         by_leaf(lambda: methods.OlmoRatio(1.1, 0.9), skips=False),
@@ -188,7 +140,6 @@ METHODS = {
         each_step(spectra),
         rtol=1e-4,
     ),
-    "clippy": Method(recipes.clippy(), each_step(clippy), scale=0.01, most=0.9),
     "uclip": Method(
         recipes.uclip(optclip.clip_by_value(3.0)),
         by_element(lambda: methods.UClip(lambda x: np.clip(x, -3.0, 3.0))),
@@ -205,17 +156,13 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_method_follows_its_equations(name):
     method = METHODS[name]
-    gradients = [
-        {k: np.float64(np.float32(method.scale * x)) for k, x in tree.items()}
-        for tree in GRADIENTS
-    ]
-    updates = outputs_of(method.tx, gradients)
-    expected, changed = method.expected(gradients), []
+    updates = outputs_of(method.tx, GRADIENTS)
+    expected, changed = method.expected(GRADIENTS), []
     for i in np.flatnonzero(FINITE):
         for key, wanted in expected[i].items():
             atol = method.atol + 0.1 * method.rtol * np.max(np.abs(wanted))
             found = updates[key][i]
             np.testing.assert_allclose(found, wanted, rtol=method.rtol, atol=atol)
-        pairs = [(wanted, gradients[i][key]) for key, wanted in expected[i].items()]
+        pairs = [(wanted, GRADIENTS[i][key]) for key, wanted in expected[i].items()]
         changed.append(not all(np.allclose(a, b, rtol=1e-4) for a, b in pairs))
-    assert method.least <= np.mean(changed) <= method.most
+    assert 0.1 <= np.mean(changed) <= method.most

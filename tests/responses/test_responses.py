@@ -114,18 +114,6 @@ def test_user_response_is_not_applied_to_zeros(c):
     np.testing.assert_array_equal(slope, np.full(3, c > 0))
 
 
-def test_response_whose_repr_fails_is_accepted():
-    class Half:
-        def coefficient(self, norm, threshold):
-            return 0.5
-
-        def __repr__(self):
-            raise NotImplementedError
-
-    clipped = compiled(optclip.clip_by(1.0, response=Half()))(np.float32([3.0, 4.0]))
-    np.testing.assert_array_equal(clipped, [1.5, 2.0])
-
-
 def test_hard_element_at_bound_keeps_sign_of_zero():
     x, one = jnp.float32(-0.0), jnp.float32(1.0)
     assert np.signbit(_responses.Hard().element(x, -one, jnp.float32(0.0)))
@@ -169,13 +157,6 @@ def test_drop_elements_zeroes_those_beyond_bounds():
     for lower, upper in ((-bounds, 1.0), (-1.0, bounds)):
         kept = _responses.Drop().element(jnp.zeros(2), jnp.asarray(lower), upper)
         np.testing.assert_array_equal(np.isnan(kept), [True, False])
-
-
-def test_proportional_coefficient_is_of_each_element():
-    """A rule reads these."""
-    norms = np.float32([4.0, 0.5, 2.0])
-    coefficients = _responses.Proportional().coefficient(norms, np.ones(3, np.float32))
-    np.testing.assert_allclose(coefficients, [0.25, 1.0, 0.25])
 
 
 def test_proportional_slices_beside_infinite_one_are_scaled():

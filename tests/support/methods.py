@@ -60,101 +60,6 @@ class Oracle:
 
 
 @dataclasses.dataclass
-class Spam(Oracle):
-    """Huang et al. 2025, arXiv:2501.06842: clip elements to sqrt(theta v).
-
-    v is the second moment before this step. A reset at every `every`-th step (counted
-    from 1) sets v to 0. As in the authors' code, nothing is clipped in the first
-    `warmup - 1` steps and in the `warmup` steps from a reset on.
-    """
-
-    theta: float = 5000.0
-    b2: float = 0.999
-    warmup: int = 20
-    every: int = 500
-    v: Any = None
-
-    def take(self, g: np.ndarray) -> np.ndarray:
-        if self.v is None or self.steps % self.every == 0:
-            self.v = np.zeros_like(g)
-        left = g
-        if min(self.steps, self.steps % self.every) >= self.warmup:
-            over = g**2 > self.theta * self.v
-            left = np.where(over, np.sign(g) * np.sqrt(self.theta * self.v), g)
-        self.v = self.b2 * self.v + (1 - self.b2) * left**2
-        return left
-
-
-@dataclasses.dataclass
-class StableSpamMax(Oracle):
-    """Huang et al. 2025, arXiv:2502.17055, AdaClip: clip to an average maximum."""
-
-    theta: float = 0.999
-    m: float = 0.0
-    maxima: int = 0
-
-    def take(self, g: np.ndarray) -> np.ndarray:
-        top = float(np.max(np.abs(g)))
-        if top == 0:
-            return g  # In optclip a gradient of zero does not enter the average.
-        self.maxima += 1
-        self.m = self.theta * self.m + (1 - self.theta) * top
-        limit = self.m / (1 - self.theta**self.maxima)
-        over = np.abs(g) > limit
-        return np.where(over, g / top * limit, g) if over.any() else g
-
-
-@dataclasses.dataclass
-class StableSpamNorm(Oracle):
-    """The same paper's AdaGN: the norm becomes mhat / (sqrt(vhat) + eps)."""
-
-    g1: float = 0.7
-    g2: float = 0.9
-    eps: float = 1e-8
-    m: float = 0.0
-    v: float = 0.0
-
-    def take(self, g: np.ndarray) -> np.ndarray:
-        norm = float(np.sqrt(np.sum(g**2)))
-        self.m = self.g1 * self.m + (1 - self.g1) * norm
-        self.v = self.g2 * self.v + (1 - self.g2) * norm**2
-        mean = self.m / (1 - self.g1**self.steps)
-        square = self.v / (1 - self.g2**self.steps)
-        return g / norm * mean / (np.sqrt(square) + self.eps) if norm > 0 else g
-
-
-@dataclasses.dataclass
-class Aggc(Oracle):
-    """AGGC: keep norms of groups between two multiples of their averages.
-
-    The average starts at 0; a group whose average is 0 is not scaled.
-    """
-
-    high: float
-    low: float
-    decay: float
-    min_norm: float = 0.0
-    max_shrink: float = 0.0
-    max_growth: float = np.inf
-    average: Any = None
-
-    def take(self, norms: np.ndarray) -> np.ndarray:
-        if self.average is None:
-            self.average = np.zeros_like(norms)
-        scales = np.ones_like(norms)
-        for i, (n, average) in enumerate(zip(norms, self.average, strict=True)):
-            upper = self.high * average
-            lower = max(self.min_norm, self.low * average)
-            if average > 0 and n > upper:
-                scales[i] = max(upper / n, self.max_shrink)
-            elif average > 0 and 0 < n < lower:
-                scales[i] = min(lower / n, self.max_growth)
-        left = norms * scales
-        self.average = self.decay * self.average + (1 - self.decay) * left
-        return scales
-
-
-@dataclasses.dataclass
 class Acclip(Oracle):
     """Zhang et al. 2020, arXiv:1912.03194: clip the momentum by a moment of |g|."""
 
@@ -213,13 +118,6 @@ class StableAdamW(Oracle):
         rms = float(np.sqrt(np.mean(g**2 / np.maximum(square, self.eps**2))))
         update = mean / (np.sqrt(square) + self.eps) + self.weight_decay * w
         return update / max(1.0, rms)
-
-
-def clippy(delta: np.ndarray, w: np.ndarray) -> float:
-    """Tang et al. 2023, arXiv:2302.09178: the scale of a tensor's update."""
-    moved = delta != 0
-    allowed = 0.5 * np.abs(w[moved]) + 0.01
-    return float(np.min(allowed / np.abs(delta[moved]), initial=1.0))
 
 
 @dataclasses.dataclass

@@ -281,7 +281,7 @@ FAULTS = [
         "_recipes/_gradient_clipping.py",
         'threshold = thresholds.ema(high, decay, warmup=0, start="zero")',
         "threshold = thresholds.ema(high, decay, warmup=0)",
-        "recipes/test_methods.py",
+        "recipes/test_official.py",
     ),
     # The record and what reads it.
     Fault(

@@ -123,14 +123,6 @@ def test_leaf_norms_are_of_measured_leaves(argument, measured):
     check(state, measured)
 
 
-def test_leaf_norms_are_the_rows_of_the_heatmap():
-    tx, tree = clip(), {"a": np.float32([3.0]), "b": np.float32([4.0])}
-    _, state = once(tx, tree)
-    ax = optclip.plot.heatmap([optclip.metrics(state)] * 2)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
-    np.testing.assert_array_equal(ax.images[0].get_array(), [[4.0, 4.0], [3.0, 3.0]])
-
-
 ROWS = [[1.0, 2.0], [2.0, 2.0], [0.0, 12.0]]
 # The first two rows are of the same index.
 SPARSE = BCOO((jnp.array(ROWS), jnp.array([[0], [0], [2]])), shape=(4, 2))
