@@ -8,12 +8,12 @@ these, or a function that returns one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Iterable
 from numbers import Number
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
@@ -39,8 +39,8 @@ def check(axis_name: AxisName | None, *, by_leaf: bool = True) -> None:
         return
     declared = jax.tree.leaves(axis_name, is_leaf=_is_one) if by_leaf else [axis_name]
     for axes in declared:
-        if callable(axes) or not _is_one(axes) or isinstance(axes, Sharding):
-            raise TypeError(_validate.must_be("axis_name", _WANTED, axis_name))
+        is_valid = _is_one(axes) and not (callable(axes) or isinstance(axes, Sharding))
+        _validate.require("axis_name", axis_name, is_valid, _WANTED, error=TypeError)
         if isinstance(axes, tuple) and len(set(axes)) < len(axes):
             raise ValueError(
                 f"`axis_name` names an axis twice, got {axes}. Pass each axis once."
@@ -66,8 +66,7 @@ def check_known() -> None:
     Never raises inside `jax.vmap(axis_name=...)`, where a leaf belongs to one example,
     as in any vmap.
     """
-    axes = untyped_axes()
-    if axes:
+    if axes := untyped_axes():
         raise ValueError(
             "Inside pmap, or shard_map with check_vma=False, array types do not specify"
             " whether a device has a whole leaf or a slice of it. Pass axis_name=() if"
@@ -155,18 +154,14 @@ def declared_across_slices(axis: tuple[int, ...], declared: AxisName | None) -> 
 
 def axes_size(axes: Axes) -> int:
     """Return the number of devices that a leaf is split over."""
-    size = 1
-    for name in axes:
-        size *= lax.axis_size(name)
-    return size
+    return math.prod(lax.axis_size(name) for name in axes)
 
 
 def check_reduced(path: KeyPath, leaf: LeafLike) -> None:
     """Raise if a leaf has yet to be summed over devices."""
     # Only the type is read, since reading more would copy a NumPy leaf.
     kind = jax.typeof(leaf)
-    axes = _manual(kind, "unreduced") | kind.sharding.spec.unreduced
-    if axes:
+    if axes := _manual(kind, "unreduced") | kind.sharding.spec.unreduced:
         raise ValueError(
             f"{_leaves.named(path, 'The')} is unreduced over the mesh axes"
             f" {tuple(sorted(axes, key=str))}, so its norm is unknown. Reduce it before"
@@ -177,10 +172,9 @@ def check_reduced(path: KeyPath, leaf: LeafLike) -> None:
 
 def check_replicated(name: str, value: Any, leaf: jax.Array) -> None:
     """Raise if a threshold differs between devices that share a norm."""
-    apart = _apart(value, leaf)
-    if apart:
+    if axes := apart(value, leaf):
         raise ValueError(
-            f"{_validate.quoted(name)} varies over the mesh axes {apart}, whose"
+            f"{_validate.quoted(name)} varies over the mesh axes {axes}, whose"
             " devices share a norm, so each would clip to its own threshold. Replicate"
             " it, for example with jax.lax.pmean; or clip on each device separately,"
             " with axis_name=()."
@@ -189,15 +183,15 @@ def check_replicated(name: str, value: Any, leaf: jax.Array) -> None:
 
 def check_one(name: str, value: jax.Array) -> None:
     """Raise if a number that all devices act on differs between them."""
-    apart = _apart(value, jnp.zeros(()))
-    if apart:
+    if axes := split_axes(value):
         raise ValueError(
-            f"`{name}` varies over the mesh axes {apart}, whose devices must act"
-            f" alike. Replicate it, for example with jax.lax.pmean({name}, {apart})."
+            f"`{name}` varies over the mesh axes {axes}, whose devices must act"
+            f" alike. Replicate it, for example with jax.lax.pmean({name}, {axes})."
         )
 
 
-def _apart(value: Any, other: jax.Array) -> Axes:
+def apart(value: Any, other: Any) -> Axes:
+    """Return the mapped axes that `value` varies over and `other` does not."""
     axes, shared = varying(jax.typeof(value)), varying(jax.typeof(other))
     return tuple(sorted(axes - shared, key=str))
 

@@ -84,10 +84,14 @@ def flatten(tree: PyTree) -> Flat:
     return Flat(tree, paths, leaves, treedef)
 
 
+def unmarked(path: KeyPath) -> KeyPath:
+    """Return a path without the keys of marks."""
+    return tuple(key for key in path if not isinstance(key, MarkKey))
+
+
 def path_str(path: KeyPath) -> str:
     """Return the path of a leaf as users type it, ``encoder/0/kernel``."""
-    path = tuple(key for key in path if not isinstance(key, MarkKey))
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+    return jax.tree_util.keystr(unmarked(path), simple=True, separator="/")
 
 
 def named(path: KeyPath, article: str = "the") -> str:
@@ -111,9 +115,7 @@ def _unboxed(paths: list[KeyPath]) -> list[KeyPath]:
     Flax's optimizer has boxed parameters at `init` and bare ones at `update`, and both
     must have one name. The array of a haliax `NamedArray` has a position for a key.
     """
-    paths = [
-        tuple(key for key in path if not isinstance(key, MarkKey)) for path in paths
-    ]
+    paths = [unmarked(path) for path in paths]
     if not any(_may_unwrap(key) for path in paths for key in path):
         return paths
     children: dict[KeyPath, set[Any]] = {}

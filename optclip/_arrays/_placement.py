@@ -114,8 +114,7 @@ def stacked_as(x: jax.Array, like: jax.Array) -> jax.Array:
 
 def varying_as(x: jax.Array, like: jax.Array) -> jax.Array:
     """Return `x` with the varying axes of `like` that its type lacks."""
-    there, here = (_axis_names.varying(jax.typeof(each)) for each in (like, x))
-    axes = tuple(sorted(there - here, key=str))
+    axes = _axis_names.apart(like, x)
     return lax.pcast(x, axes, to="varying") if axes else x
 
 

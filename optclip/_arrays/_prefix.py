@@ -148,7 +148,7 @@ def _in_containers(prefix: PyTree, tree: PyTree, is_leaf: Any) -> PyTree:
     """
     if jax.tree_util.all_leaves([prefix], is_leaf=is_leaf):
         return prefix
-    if _is_masked_node(tree):
+    if is_masked(tree):
         return tree
     ours, theirs = _children(prefix), _children(tree)
     if ours is None or theirs is None or {*ours[0]} != {*theirs[0]}:
@@ -171,7 +171,7 @@ def _children(node: PyTree) -> tuple[dict[str, PyTree], TreeDef] | None:
     return {_leaves.path_str(path): child for path, child in pairs}, treedef
 
 
-def _is_masked_node(x: Any) -> bool:
+def is_masked(x: Any) -> bool:
     # Compared by name, since optax is not imported below `_transforms`.
     return type(x).__name__ == "MaskedNode"
 
@@ -206,13 +206,12 @@ def _nesting(lacking: list[KeyPath], unknown: list[KeyPath]) -> str:
     by_name = {_leaves.path_str(path): path for path in unknown}
     for path in lacking:
         if (name := _leaves.path_str(path)) in by_name:
-            wanted, got = map(_keys, (path, by_name[name]))
+            wanted, got = (
+                "one key" if len(keys) == 1 else f"{len(keys)} nested keys"
+                for keys in (path, by_name[name])
+            )
             return f" Write '{name}' as {wanted}, not as {got}."
     return ""
-
-
-def _keys(path: KeyPath) -> str:
-    return "one key" if len(path) == 1 else f"{len(path)} nested keys"
 
 
 def _listed(paths: list[KeyPath]) -> str:
@@ -281,7 +280,7 @@ def spread_mask(
 
 def has_masked_nodes(tree: PyTree) -> bool:
     """Return whether `optax.masked` or `optax.partition` hides some of the leaves."""
-    return any(map(_is_masked_node, jax.tree.leaves(tree, is_leaf=_is_masked_node)))
+    return any(map(is_masked, jax.tree.leaves(tree, is_leaf=is_masked)))
 
 
 def lookup(values: PyTree, tree: PyTree) -> PyTree:

@@ -61,36 +61,46 @@ def static(name: str, value: Any) -> str:
     return f"With optax.inject_hyperparams, pass static_args=('{name}',)."
 
 
+def require(
+    subject: str,
+    value: Any,
+    is_right: bool,
+    wanted: str,
+    advice: str = "",
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raise an error that describes `value` unless it is right."""
+    if not is_right:
+        raise error(must_be(subject, wanted, value, advice))
+
+
 def kind(subject: str, value: Any, kinds: Any, wanted: str, advice: str = "") -> None:
     """Raise unless `value` is an instance of one of `kinds`."""
-    if not isinstance(value, kinds):
-        raise TypeError(must_be(subject, wanted, value, advice))
+    require(subject, value, isinstance(value, kinds), wanted, advice, TypeError)
 
 
 def outside_jit(subject: str, value: Any, advice: str = "") -> None:
     """Raise if `value` is traced."""
-    if isinstance(value, Tracer):
-        raise TypeError(must_be(subject, "concrete, outside jax.jit", value, advice))
+    wanted = "concrete, outside jax.jit"
+    require(subject, value, not isinstance(value, Tracer), wanted, advice, TypeError)
 
 
 def threshold_given(name: str, threshold: Any) -> None:
     """Raise if a whole threshold is None or a Suggestion."""
     wanted = "a number or another threshold (inf clips nothing)"
-    if type(threshold).__name__ == "Suggestion":
-        # Compared by name, since this package may not import `_monitor`.
-        advice = "Pass its max_norm: suggestion.max_norm."
-        raise TypeError(must_be(name, wanted, threshold, advice))
-    if threshold is None:
-        advice = "None means unclipped only inside a tree of thresholds."
-        raise TypeError(must_be(name, wanted, None, advice))
+    # Compared by name, since this package may not import `_monitor`.
+    is_whole = type(threshold).__name__ == "Suggestion"
+    advice = "Pass its max_norm: suggestion.max_norm."
+    require(name, threshold, not is_whole, wanted, advice, TypeError)
+    advice = "None means unclipped only inside a tree of thresholds."
+    require(name, threshold, threshold is not None, wanted, advice, TypeError)
 
 
 def params_given(params: PyTree, why: str, more: str = "") -> None:
     """Raise if `update` lacks the parameters; `more` are further arguments of it."""
-    if params is None:
-        wanted = f"the parameters, {why}"
-        advice = f"Pass them: tx.update(updates, state, params{more})."
-        raise ValueError(must_be("params", wanted, None, advice))
+    wanted = f"the parameters, {why}"
+    advice = f"Pass them: tx.update(updates, state, params{more})."
+    require("params", params, params is not None, wanted, advice)
 
 
 def concrete(value: Any) -> np.ndarray | None:
@@ -118,9 +128,8 @@ def is_beyond_floats(value: Any) -> bool:
 
 def forgets(name: str, decay: Any) -> None:
     """Raise if an average that starts at 0 would stay there."""
-    if concrete(decay) == 1:
-        advice = "At 1 the average would stay at 0, which clips everything to zero."
-        raise ValueError(must_be(name, "below 1", decay, advice))
+    advice = "At 1 the average would stay at 0, which clips everything to zero."
+    require(name, decay, concrete(decay) != 1, "below 1", advice)
 
 
 def is_number(value: Any) -> bool:
@@ -158,8 +167,8 @@ def number(
         is_rule = callable(value) or hasattr(value, "update")
         wanted = "a real number or an array of real numbers"
         raise TypeError(must_be(name, wanted, value, rule_advice if is_rule else ""))
-    if is_beyond_floats(value):
-        raise ValueError(must_be(name, "within the range of a float, or inf", value))
+    wanted = "within the range of a float, or inf"
+    require(name, value, not is_beyond_floats(value), wanted)
     known = concrete(value)
     least = -np.inf if negative else 0
     # The comparison is false for NaN.
@@ -200,11 +209,10 @@ def plain_or_schedule(name: str, value: Any, *, above: bool = False) -> None:
 
 def passed_norm(name: str, value: Any, wanted: str, advice: str = "") -> None:
     """Raise unless `value` can be a norm: one number of at least 0, inf or NaN."""
-    if not is_number(value) or np.shape(value):
-        raise TypeError(must_be(name, wanted, value, advice))
+    is_one = is_number(value) and not np.shape(value)
+    require(name, value, is_one, wanted, advice, TypeError)
     known = concrete(value)
-    if known is not None and known < 0:
-        raise ValueError(must_be(name, wanted, value, advice))
+    require(name, value, known is None or not known < 0, wanted, advice)
 
 
 def fraction(name: str, value: Any) -> Any:
@@ -218,8 +226,7 @@ def length(name: str, value: Any, *, least: int = 1) -> int:
     whole = as_int(value)
     if whole is None:
         raise TypeError(must_be(name, wanted, value, static(name, value)))
-    if not least <= whole <= _LARGEST_COUNT:
-        raise ValueError(must_be(name, wanted, value))
+    require(name, value, least <= whole <= _LARGEST_COUNT, wanted)
     return whole
 
 
@@ -271,8 +278,7 @@ def choice(name: str, value: Any, accepted: tuple[str, ...]) -> str:
     """Return `value`; raise unless it is accepted."""
     wanted = f"one of {', '.join(map(repr, accepted))}"
     kind(name, value, str, wanted)
-    if value not in accepted:
-        raise ValueError(must_be(name, wanted, value))
+    require(name, value, value in accepted, wanted)
     return value
 
 

@@ -100,12 +100,9 @@ def _reduced(columns: Any, axis: int = 0) -> tuple[jax.Array, ...]:
 
 def _merged(one: Any, other: Any) -> tuple[jax.Array, ...]:
     pairs = zip(one[:-1], other[:-1], strict=True)
-    return *(_larger(*pair) for pair in pairs), one[-1] + other[-1]
-
-
-def _larger(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return the larger number, or NaN if one is."""
-    return lax.select((a >= b) | (a != a), a, b)
+    # NaN is kept, as the larger number.
+    larger = (lax.select((a >= b) | (a != a), a, b) for a, b in pairs)
+    return *larger, one[-1] + other[-1]
 
 
 # Smaller leaves of one type are reduced together, up to this many.
@@ -227,7 +224,8 @@ def _compiled(
         wide = _leaves.widen(x)
         rows = (bound[0] if x.ndim == 1 else bound[:, None] for bound in bounds)
         goal = how.response.element(wide, *(jnp.broadcast_to(r, x.shape) for r in rows))
-        return *_signed(is_symmetric, wide), _is_clipped(wide, goal).astype(jnp.int32)
+        sides = (jnp.abs(wide),) if is_symmetric else (wide, -wide)
+        return *sides, _is_clipped(wide, goal).astype(jnp.int32)
 
     bounds = (jnp.stack(lower), jnp.stack(upper))
     x = jnp.stack([each.ravel() for each in arrays])
@@ -247,10 +245,6 @@ def _compiled(
         threshold = jnp.where(elements < 0, jnp.abs(lowest), jnp.abs(highest))
     counts = jnp.pad(count, (0, norm.size - count.size))
     return tuple(y.astype(how.dtype) for y in (norm, threshold, shrunk, counts))
-
-
-def _signed(is_symmetric: bool, wide: jax.Array) -> tuple[jax.Array, ...]:
-    return (jnp.abs(wide),) if is_symmetric else (wide, -wide)
 
 
 def _is_clipped(wide: jax.Array, goal: jax.Array) -> jax.Array:

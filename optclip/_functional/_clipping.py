@@ -18,7 +18,7 @@ from .._clip import MOVE, SCALE, Clip, apply, clip_of, decide, lay_out, layout_o
 from .._norms import L2, Measured, NormLike, as_norm, flush_small, of_order
 from .._responses import Hard, without_schedules
 from .._scopes import ELEMENT, TREE, ScopeLike, as_scope, declaring
-from .._thresholds import Named, value_of
+from .._thresholds import Named, as_named
 from .._typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree, ResponseLike
 from ._integers import clip_integers, is_data, raise_if_data
 
@@ -40,9 +40,8 @@ def run(
     norms: Batched | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Return the clipped tree and its norms, computed unless `norms` are passed."""
-    name, limits = "threshold", threshold
-    if isinstance(threshold, Named):
-        name, limits = threshold.name, threshold.value
+    named = as_named(threshold)
+    name, limits = named.name, named.value
     _validate.threshold_given(name, limits)
     raise_if_exchanged(name, tree, limits)
     check_bound(name, limits)
@@ -155,11 +154,10 @@ def clip_by(
     """
     how = without_schedules(response, _STEPLESS)
     measurement = as_norm(norm)
-    if measurement.remembers:
-        advice = "A pure function cannot keep the power-iteration vector between steps."
-        wanted = "a norm with method='exact'"
-        raise ValueError(_validate.must_be("norm", wanted, norm, advice))
-    scope = declaring(as_scope(over), value_of(threshold))
+    advice = "A pure function cannot keep the power-iteration vector between steps."
+    wanted = "a norm with method='exact'"
+    _validate.require("norm", norm, not measurement.remembers, wanted, advice)
+    scope = declaring(as_scope(over), as_named(threshold).value)
     clip = clip_of(
         scope, measurement, how, eps=eps, strict=strict,
         nonfinite=nonfinite, mask=mask, axis_name=axis_name,

@@ -99,10 +99,9 @@ def _clip_array(x: Any, path: KeyPath, bounds: dict[str, Number | None]) -> Any:
 
 def _checked(name: str, bound: Any, x: Any, path: KeyPath, is_narrowed: bool) -> Any:
     """Return a bound, in NumPy for an array that JAX would narrow."""
-    if not _is_integers(bound):
-        wanted = "an integer, an array of integers or None, since integers are clipped"
-        advice = "Pass integer bounds, or convert the clipped array to floats."
-        raise TypeError(_validate.must_be(name, wanted, bound, advice))
+    wanted = "an integer, an array of integers or None, since integers are clipped"
+    advice = "Pass integer bounds, or convert the clipped array to floats."
+    _validate.require(name, bound, _is_integers(bound), wanted, advice, TypeError)
     _validate.broadcasts(name, jnp.shape(bound), jnp.shape(x), _leaves.named(path))
     if not is_narrowed or isinstance(bound, int):
         return bound

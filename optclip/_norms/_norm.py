@@ -227,16 +227,16 @@ class Norm(Measurement):
         wanted = (
             "a Python or NumPy number above 0, or inf for the largest absolute value"
         )
-        if _validate.is_beyond_floats(self.ord):
-            raise ValueError(_validate.must_be("ord", wanted, self.ord))
+        _validate.require(
+            "ord", self.ord, not _validate.is_beyond_floats(self.ord), wanted
+        )
         order = _validate.as_float(self.ord)
         if order is None:
             advice = f"None means 2. {_validate.static('ord', self.ord)}"
             if isinstance(self.ord, str):
                 advice = "Pass a number, such as 2.0 or float('inf')."
             raise TypeError(_validate.must_be("ord", wanted, self.ord, advice))
-        if not order > 0:
-            raise ValueError(_validate.must_be("ord", wanted, self.ord))
+        _validate.require("ord", self.ord, order > 0, wanted)
         return order
 
     def measure(
@@ -409,9 +409,8 @@ def _check_leaf(block: Block, leaf: LeafLike) -> None:
         is_valid = _leaves.is_clippable((), leaf)
     except TypeError:
         is_valid = False
-    if not is_valid:
-        wanted = "a real or complex floating-point array, number or BCOO matrix"
-        raise TypeError(_validate.must_be("A leaf of a block", wanted, leaf))
+    wanted = "a real or complex floating-point array, number or BCOO matrix"
+    _validate.require("A leaf of a block", leaf, is_valid, wanted, error=TypeError)
     if block.axis and max(block.axis) >= jnp.ndim(leaf):
         raise ValueError(
             f"`axis` must name axes that the leaf has, got {block.axis} for the shape"

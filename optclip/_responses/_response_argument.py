@@ -86,12 +86,14 @@ def _number_like(like: jax.Array, result: Any) -> jax.Array:
     """Return the result of a response in the dtype and shape of `like`."""
     subject = "The result of `response`"
     wanted = f"a real number, or an array that broadcasts to the shape {like.shape}"
-    if not _validate.is_number(result):
-        raise TypeError(_validate.must_be(subject, wanted, result))
+    _validate.require(
+        subject, result, _validate.is_number(result), wanted, error=TypeError
+    )
     shape = jnp.shape(result)
-    if not _validate.fits(shape, like.shape):
-        advice = f"Its shape is {shape}."
-        raise ValueError(_validate.must_be(subject, wanted, result, advice))
+    advice = f"Its shape is {shape}."
+    _validate.require(
+        subject, result, _validate.fits(shape, like.shape), wanted, advice
+    )
     return _numerics.broadcast_like(jnp.asarray(result).astype(like.dtype), like)
 
 
@@ -166,10 +168,9 @@ def without_schedules(
 ) -> BaseResponse:
     """Return the response of an argument of `who`; raise if it contains a schedule."""
     how = as_response(response, by_name)
-    if not is_same_always(how):
-        wanted = "a response without schedules"
-        advice = f"{who}; pass the value of the schedule."
-        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    wanted = "a response without schedules"
+    advice = f"{who}; pass the value of the schedule."
+    _validate.require("response", response, is_same_always(how), wanted, advice)
     return how
 
 

@@ -59,7 +59,9 @@ class Groups(Scope):
         return described
 
     def _label_by_leaf(self, described: PyTree, tree: PyTree) -> list[str | None]:
-        spread = _prefix.spread_prefix("groups", described, tree, is_leaf=_is_none)
+        spread = _prefix.spread_prefix(
+            "groups", described, tree, is_leaf=lambda label: label is None
+        )
         return _leaves.flatten(tree).treedef.flatten_up_to(spread)
 
 
@@ -84,10 +86,9 @@ def groups(labels: Labels) -> Groups:
     Returns:
       A scope for `clip_by(over=...)`. Its norms are a dict by label.
     """
-    if labels is None:
-        wanted = "a tree of strings, or a function of the tree (see optclip.by_path)"
-        advice = "Inside such a tree, None means no group."
-        raise TypeError(_validate.must_be("groups", wanted, labels, advice))
+    wanted = "a tree of strings, or a function of the tree (see optclip.by_path)"
+    advice = "Inside such a tree, None means no group."
+    _validate.require("groups", labels, labels is not None, wanted, advice, TypeError)
     return Groups(labels if callable(labels) else _checked(labels))
 
 
@@ -107,16 +108,11 @@ def _checked(labels: PyTree) -> PyTree:
         labels, is_leaf=_leaves.is_sparse,
     )  # fmt: skip
     for label in jax.tree.leaves(labels):
-        if not isinstance(label, str):
-            subject, wanted = "A label in `groups`", "a string, or None for no group"
-            advice = "Pass a tree of labels or a function that returns one."
-            advice = f"{advice} {_validate.static('groups', label)}"
-            raise TypeError(_validate.must_be(subject, wanted, label, advice))
+        advice = "Pass a tree of labels or a function that returns one."
+        advice = f"{advice} {_validate.static('groups', label)}"
+        wanted = "a string, or None for no group"
+        _validate.kind("A label in `groups`", label, str, wanted, advice)
     return labels
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,10 +218,8 @@ def _is_below(path: str, name: str) -> bool:
 
 def _named(tree: PyTree) -> tuple[list[Any], list[str], Any]:
     """Return the leaves of a tree and None for excluded ones, with unique paths."""
-    pairs, treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
+    pairs, treedef = jax.tree.flatten_with_path(
+        tree, is_leaf=lambda x: x is None or _leaves.is_sparse(x)
+    )
     names = _packed_state.unique_names([path for path, _ in pairs])
     return [x for _, x in pairs], names, treedef
-
-
-def _is_leaf(x: Any) -> bool:
-    return x is None or _leaves.is_sparse(x)

@@ -22,8 +22,8 @@ from ._threshold_argument import (
     Constant,
     Named,
     Schedule,
+    as_named,
     as_rules,
     one_rule,
-    value_of,
 )
 from ._window_rules import mean_plus_std, quantile

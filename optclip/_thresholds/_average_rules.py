@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from .._arrays._numerics import as_like, counted, ratio, select
 from .._arrays._packed_state import PerNorm
 from .._arrays._types import Number, NumberOrSchedule, PyTree
 from . import _running
-from ._rule import Seen
+from ._rule import OfPositive, OfVector, Seen
 
 _STARTS = ("first", "debiased", "zero")
 
@@ -28,11 +28,8 @@ class Average(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ema:
+class Ema(OfPositive):
     """See `ema`."""
-
-    takes_vector: ClassVar[bool] = True
-    learns_from_zeros: ClassVar[bool] = False
 
     ratio: NumberOrSchedule
     decay: Number
@@ -195,11 +192,8 @@ class Moments(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Zscore:
+class Zscore(OfPositive):
     """See `zscore`."""
-
-    takes_vector: ClassVar[bool] = True
-    learns_from_zeros: ClassVar[bool] = False
 
     z: Number
     decay: Number
@@ -346,10 +340,8 @@ class Averages(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanOverRms:
+class MeanOverRms(OfVector):
     """See `mean_over_rms`."""
-
-    takes_vector: ClassVar[bool] = True
 
     b1: Number
     b2: Number

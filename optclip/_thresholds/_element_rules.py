@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from .._arrays import _batching, _numerics, _validate
 from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
 from . import _running
-from ._rule import Seen
+from ._rule import OfPositive, OfVector, Seen
 from ._rules_of_rules import Of
 
 
@@ -58,11 +58,8 @@ class SecondMoment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean:
+class Mean(OfPositive):
     """Learn the debiased running mean, including this step; see `ema_of_max`."""
-
-    takes_vector: ClassVar[bool] = True
-    learns_from_zeros: ClassVar[bool] = False
 
     decay: Number
 
@@ -81,10 +78,8 @@ class Mean:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class Moment(OfVector):
     """See `moment`."""
-
-    takes_vector: ClassVar[bool] = True
 
     power: Number
     decay: Number

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 from .._arrays import _batching, _validate
 from .._arrays._numerics import as_like, ratio, select
 from .._arrays._types import Number, PyTree
-from ._rule import Seen, WithoutMemory
+from ._rule import OfVector, Seen, WithoutMemory
 
 
 @dataclasses.dataclass(frozen=True)
-class RelativeToParams(WithoutMemory):
+class RelativeToParams(OfVector, WithoutMemory):
     """See `relative_to_params`."""
 
-    takes_vector: ClassVar[bool] = True
     is_stateless: ClassVar[bool] = True
 
     ratio: Number
@@ -82,10 +81,8 @@ class FirstNorm(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class InitialNorm:
+class InitialNorm(OfVector):
     """See `initial_norm`."""
-
-    takes_vector: ClassVar[bool] = True
 
     ratio: Number
 
@@ -145,10 +142,8 @@ def initial_norm(ratio: Number = 1.0) -> InitialNorm:
 
 
 @dataclasses.dataclass(frozen=True)
-class PreviousNorm:
+class PreviousNorm(OfVector):
     """See `previous_norm`."""
-
-    takes_vector: ClassVar[bool] = True
 
     max_norm: Number
 
@@ -205,10 +200,9 @@ def previous_norm(max_norm: Number = 1.0) -> PreviousNorm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Current(WithoutMemory):
+class Current(OfVector, WithoutMemory):
     """See `current`."""
 
-    takes_vector: ClassVar[bool] = True
     is_stateless: ClassVar[bool] = True
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:

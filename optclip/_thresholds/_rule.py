@@ -110,6 +110,18 @@ def learns_from_zeros(rule: object) -> bool:
     return bool(getattr(rule, "learns_from_zeros", True))
 
 
+class OfVector:
+    """Compute with all norms as one vector, see `takes_vector`."""
+
+    takes_vector: ClassVar[bool] = True
+
+
+class OfPositive(OfVector):
+    """Learn from norms above 0 only, as one vector."""
+
+    learns_from_zeros: ClassVar[bool] = False
+
+
 class WithoutMemory:
     """Initialize a rule that has no memory."""
 

@@ -179,13 +179,12 @@ class OfGradients(RuleOfRule):
     is_stateless: ClassVar[bool] = False
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
-        if "gradients" not in seen.extra:
-            advice = (
-                "Wrap the transformation with optclip.clip_after(inner, clip), or pass"
-                " them: update(updates, state, params, gradients=...)."
-            )
-            wanted = "the gradients, from which this threshold learns"
-            raise ValueError(_validate.must_be("gradients", wanted, None, advice))
+        advice = (
+            "Wrap the transformation with optclip.clip_after(inner, clip), or pass"
+            " them: update(updates, state, params, gradients=...)."
+        )
+        wanted = "the gradients, from which this threshold learns"
+        _validate.require("gradients", None, "gradients" in seen.extra, wanted, advice)
         norm = seen.measure(seen.extra["gradients"])
         finite = _batching.each(jnp.isfinite, norm)
         norm = _batching.each(or_zero, finite, norm)

@@ -78,9 +78,10 @@ _PACKAGE = __name__.rsplit(".", 2)[0]
 _RULES, _RECIPES = f"{_PACKAGE}._thresholds.", f"{_PACKAGE}._recipes."
 
 
-def value_of(threshold: ThresholdTree | Named) -> ThresholdTree:
-    """Return a threshold without its name."""
-    return threshold.value if isinstance(threshold, Named) else threshold
+def as_named(threshold: ThresholdTree | Named) -> Named:
+    """Return a threshold with its name, or the name of the general form."""
+    is_named = isinstance(threshold, Named)
+    return threshold if is_named else Named("threshold", threshold)
 
 
 def as_rules(
@@ -108,7 +109,11 @@ def as_rules(
         # JAX does not accept Python ints of more than 32 bits.
         return Constant(float(value) if isinstance(value, int) else value)
 
-    return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
+    # An optimizer is a tuple of functions, which would be read as schedules.
+    return jax.tree.map(
+        as_rule, threshold,
+        is_leaf=lambda x: x is None or is_transformation(x) or is_rule(x),
+    )  # fmt: skip
 
 
 def _advice(value: object) -> str:
@@ -136,11 +141,6 @@ def one_rule(name: str, threshold: Threshold, *, negative: bool = False) -> Rule
         wanted = f"{wanted} optclip.thresholds.quantile(0.9)"
         raise TypeError(_validate.must_be(name, wanted, threshold))
     return rule
-
-
-def _is_threshold(value: object) -> bool:
-    # An optimizer is a tuple of functions, which would be read as schedules.
-    return value is None or is_transformation(value) or is_rule(value)
 
 
 def _is_factory(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from .._arrays import _numerics, _placement, _validate
 from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
 from . import _running
-from ._rule import Seen
+from ._rule import OfPositive, Seen
 
 
 class Window(NamedTuple):
@@ -94,20 +94,13 @@ def _along(number: jax.Array, ring: jax.Array) -> jax.Array:
     return _placement.placed_as(broadcast, ring)
 
 
-class _Place(NamedTuple):
-    """Position of a quantile among `num_known` sorted norms.
+def _interpolated(
+    ring: jax.Array, count: jax.Array, low: jax.Array, fraction: jax.Array
+) -> jax.Array:
+    """Return the number at a place among the `count` stored norms, in their order.
 
     It lies the fraction `fraction` of the way from the index `low` to the next.
     """
-
-    num_known: jax.Array
-    low: jax.Array
-    fraction: jax.Array
-
-
-def _interpolated(ring: jax.Array, place: _Place) -> jax.Array:
-    """Return the quantile at a position among the stored norms."""
-    count, low, fraction = place
     is_filled = _is_known(ring, count)
     ordered = jnp.sort(
         jnp.where(is_filled, ring, jnp.full_like(ring, jnp.inf)), axis=-1
@@ -127,11 +120,8 @@ def _interpolated(ring: jax.Array, place: _Place) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantile:
+class Quantile(OfPositive):
     """See `quantile`."""
-
-    takes_vector: ClassVar[bool] = True
-    learns_from_zeros: ClassVar[bool] = False
 
     q: Number
     window: int
@@ -153,26 +143,27 @@ class Quantile:
             # `nonfinite` then decides about the updates.
             ring = jnp.where(_along(finite, ring), ring, old)
             count = jnp.where(finite, *counts)
-            return _interpolated(ring, self._place(count, ring.dtype))
+            return _interpolated(ring, count, *self._place(count, ring.dtype))
 
         thresholds = jax.tree.map(
             among, new.norms, memory.norms, seen.finite, new.num_known, memory.num_known
         )
         return thresholds, new
 
-    def _place(self, count: jax.Array, dtype: np.dtype) -> _Place:
+    def _place(self, count: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
+        """Return the place of the quantile, an index and the fraction after it."""
         q = _validate.concrete(self.q)
         if q is None:
             last = jnp.maximum(count - 1, 0).astype(dtype)
             place = jnp.asarray(self.q).astype(dtype) * last
             low = jnp.floor(place)
-            return _Place(count, low.astype(jnp.int32), place - low)
+            return low.astype(jnp.int32), place - low
         # Positions are computed in float64: between two very different norms, a
         # rounding error in the position would be a visible error of the quantile.
         places = float(q) * np.arange(-1, self.window).clip(0)
         low, fraction = np.floor(places), places - np.floor(places)
         low = _looked_up(low.astype(np.int32), count)
-        return _Place(count, low, _looked_up(fraction.astype(dtype), count))
+        return low, _looked_up(fraction.astype(dtype), count)
 
 
 def _looked_up(table: np.ndarray, index: jax.Array) -> jax.Array:
@@ -224,11 +215,8 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanPlusStd:
+class MeanPlusStd(OfPositive):
     """See `mean_plus_std`."""
-
-    takes_vector: ClassVar[bool] = True
-    learns_from_zeros: ClassVar[bool] = False
 
     k: Number
     window: int
@@ -338,12 +326,11 @@ def mean_plus_std(
     if warmup is not None:
         needed = _validate.length("warmup", warmup)
     needed = max(needed, ddof + 1)
-    if needed > window:
-        wanted = f"at least {needed} with warmup={warmup} and ddof={ddof}"
-        advice = (
-            "With fewer norms nothing would ever be clipped. Pass a longer window,"
-            " or a smaller warmup or ddof."
-        )
-        raise ValueError(_validate.must_be("window", wanted, window, advice))
+    wanted = f"at least {needed} with warmup={warmup} and ddof={ddof}"
+    advice = (
+        "With fewer norms nothing would ever be clipped. Pass a longer window,"
+        " or a smaller warmup or ddof."
+    )
+    _validate.require("window", window, needed <= window, wanted, advice)
     _validate.plain("k", k)
     return MeanPlusStd(k, window, needed, ddof, _validate.flag("log", log))

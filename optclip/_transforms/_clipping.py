@@ -14,7 +14,7 @@ from .._clip import clip_of
 from .._norms import L2, NormLike, as_norm, of_order
 from .._responses import as_response
 from .._scopes import TREE, ScopeLike, as_scope, declaring
-from .._thresholds import Named, bounds, value_of
+from .._thresholds import Named, as_named, bounds
 from .._typing import (
     AxisName,
     Labels,
@@ -117,7 +117,7 @@ def clip_by(
       leaves is at most `threshold * (1 + 2e-5)`, and `(1 + 2e-4)` for orders other than
       2 and inf, before the cast to the dtype of each leaf.
     """
-    scope = declaring(as_scope(over), value_of(threshold))
+    scope = declaring(as_scope(over), as_named(threshold).value)
     clip = clip_of(
         scope, as_norm(norm), as_response(response), eps=eps, strict=strict,
         nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,

@@ -172,9 +172,9 @@ class Engine:
         if is_placeholder(params):
             return jnp.zeros((), jnp.float32)
         entries, *_ = _shapes(dataclasses.replace(self.clip, scope=LEAF), params)
-        number = entries.treedef.num_leaves
-        zeros = [jnp.zeros((), jnp.float32) for _ in range(number)]
-        return _packed_state.keyed(entries.treedef, zeros)
+        treedef = entries.treedef
+        zeros = [jnp.zeros((), jnp.float32) for _ in range(treedef.num_leaves)]
+        return _packed_state.keyed(treedef, zeros)
 
     def decide(
         self,
@@ -268,11 +268,11 @@ class Engine:
         if decision.clip.norm.remembers:
             vectors = list(decision.norm_memory)
             memory.append(_packed_state.by_position(decision.layout.treedef, vectors))
-        count = counted(state.clip_step)
-        if new is None:
-            return ClipState(count, self._named(memory), {})
-        record = _record.advanced(state.clip_record[self.key], new)
-        return ClipState(count, self._named(memory), {self.key: record})
+        count, records = counted(state.clip_step), {}
+        if new is not None:
+            old = state.clip_record[self.key]
+            records[self.key] = _record.advanced(old, new)
+        return ClipState(count, self._named(memory), records)
 
 
 def _in_words(part: Scope | Measurement) -> str:
@@ -387,14 +387,13 @@ def _are_arrays(tree: PyTree) -> bool:
 
 def _check_recordable(state: Any) -> None:
     """Raise unless a transformation that needs no state can record in this one."""
-    if not isinstance(state, ClipState):
-        wanted = "the ClipState that init returned, None or optax.EmptyState()"
-        advice = (
-            f"{_record.ORDER} To clip without a state, call the function of the same"
-            " name, such as optclip.functional.clip_by_global_norm(grads, max_norm), or"
-            " build the transformation with record=False, which accepts any state."
-        )
-        raise TypeError(_validate.must_be("state", wanted, state, advice))
+    wanted = "the ClipState that init returned, None or optax.EmptyState()"
+    advice = (
+        f"{_record.ORDER} To clip without a state, call the function of the same"
+        " name, such as optclip.functional.clip_by_global_norm(grads, max_norm), or"
+        " build the transformation with record=False, which accepts any state."
+    )
+    _validate.kind("state", state, ClipState, wanted, advice)
 
 
 def check_use_norm(
@@ -402,10 +401,10 @@ def check_use_norm(
 ) -> None:
     """Raise unless this names an argument, and no option needs another norm."""
     is_name = isinstance(use_norm, str) and use_norm.isidentifier()
-    if not is_name or use_norm in _OF_UPDATE:
-        wanted = "the name of an extra argument of update, such as 'grad_norm'"
-        advice = "Pass the norm itself to update(..., grad_norm=norm)."
-        raise TypeError(_validate.must_be("use_norm", wanted, use_norm, advice))
+    is_free = is_name and use_norm not in _OF_UPDATE
+    wanted = "the name of an extra argument of update, such as 'grad_norm'"
+    advice = "Pass the norm itself to update(..., grad_norm=norm)."
+    _validate.require("use_norm", use_norm, is_free, wanted, advice, TypeError)
     _validate.flag("strict", strict)
     needs_another = {
         "ord=": of_order(ord) != L2,

@@ -33,6 +33,7 @@ from .._thresholds import (
     Named,
     Rule,
     Seen,
+    as_named,
     as_rules,
     at_step,
     init_memory,
@@ -147,8 +148,7 @@ class Rules:
 def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
     """Return the rules of a threshold by the names of its arguments."""
     if not isinstance(threshold, Bounds):
-        is_named = isinstance(threshold, Named)
-        named = threshold if is_named else Named("threshold", threshold)
+        named = as_named(threshold)
         return Rules({named.name: _rules_over(named, clip)})
     if clip.action is not MOVE or clip.response.compares_norms:
         raise ValueError(
@@ -233,7 +233,10 @@ def _names(layout: Layout) -> set[str]:
 def _check_structure(updates: PyTree, params: PyTree) -> None:
     """Raise unless the parameters have the updates' structure, or more below None."""
     try:
-        _prefix.spread_prefix("params", updates, params, is_leaf=_is_any_leaf)
+        _prefix.spread_prefix(
+            "params", updates, params,
+            is_leaf=lambda x: x is None or _leaves.is_sparse(x) or _prefix.is_masked(x),
+        )  # fmt: skip
     except ValueError:
         ours, theirs = (_leaves.flatten(tree).paths for tree in (updates, params))
         missing = [path for path in ours if path not in {*theirs}]
@@ -246,10 +249,6 @@ def _check_structure(updates: PyTree, params: PyTree) -> None:
         raise ValueError(
             _validate.must_be("params", wanted, params, advice if more else "")
         ) from None
-
-
-def _is_any_leaf(x: Any) -> bool:
-    return x is None or _leaves.is_sparse(x) or type(x).__name__ == "MaskedNode"
 
 
 def _rules_over(threshold: Named, clip: Clip) -> PyTree:
@@ -266,8 +265,7 @@ def _check_is_no_gradient(threshold: Named, clip: Clip) -> None:
     name, value = threshold.name, threshold.value
     leaves = jax.tree.leaves(value, is_leaf=is_rule)
     arrays = [x for x in leaves if hasattr(x, "dtype") and np.ndim(x)]
-    call = pure_call(threshold.function, "...")
-    advice = f"To clip gradients directly, call {call}."
+    advice = f"To clip gradients directly, call {pure_call(threshold.function, '...')}."
     sharing = _SHARING.get(type(clip.scope))
     if arrays and sharing is not None:
         wanted = f"one number, optax schedule or rule for {sharing}"
