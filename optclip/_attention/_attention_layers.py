@@ -90,11 +90,9 @@ def check_layers(layers: Any) -> None:
     wanted = "a dict from the name of a layer to its optclip.Heads"
     advice = "optclip.find_heads builds it from path patterns."
     _validate.kind("layers", layers, Mapping, wanted, advice)
-    if not layers:
-        raise ValueError(_validate.must_be("layers", wanted, layers, advice))
+    _validate.require("layers", layers, bool(layers), wanted, advice)
     for name, heads in layers.items():
-        if not isinstance(name, str):
-            raise TypeError(_validate.must_be("A name in `layers`", "a string", name))
+        _validate.kind("A name in `layers`", name, str, "a string")
         _validate.kind(f"`layers` at '{name}'", heads, Heads, "an optclip.Heads")
 
 

@@ -66,10 +66,11 @@ class Heads:
             layout["stacked"] = _axis("stacked", self.stacked)
         if self.head_dim is not None:
             layout["head_dim"] = _validate.length("head_dim", self.head_dim)
-            if self.rope >= self.head_dim:
-                wanted = f"less than `head_dim`, {self.head_dim}"
-                advice = "Rotary entries are a part of each head."
-                raise ValueError(_validate.must_be("rope", wanted, self.rope, advice))
+            wanted = f"less than `head_dim`, {self.head_dim}"
+            advice = "Rotary entries are a part of each head."
+            _validate.require(
+                "rope", self.rope, self.rope < self.head_dim, wanted, advice
+            )
         for name, value in layout.items():
             object.__setattr__(self, name, value)
 
@@ -86,10 +87,9 @@ def _check_paths(name: str, paths: str | tuple[str, ...]) -> None:
     """Raise unless `paths` is a path or a tuple of paths."""
     wanted = "a path such as 'attn/query/kernel', or a tuple of paths"
     each = paths if isinstance(paths, tuple) else (paths,)
-    if not all(isinstance(path, str) for path in each):
-        raise TypeError(_validate.must_be(name, wanted, paths))
-    if not each or not all(each):
-        raise ValueError(_validate.must_be(name, wanted, paths))
+    are_strings = all(isinstance(path, str) for path in each)
+    _validate.require(name, paths, are_strings, wanted, error=TypeError)
+    _validate.require(name, paths, bool(each) and all(each), wanted)
 
 
 def _axis(name: str, axis: int) -> int:
@@ -220,11 +220,10 @@ def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:
             else pattern in path.split("/")
         )
     ]
-    if not matching:
-        advice = f"The paths are {listed(paths)}."
-        raise ValueError(
-            _validate.must_be(name, f"{wanted}, that matches a leaf", pattern, advice)
-        )
+    advice = f"The paths are {listed(paths)}."
+    _validate.require(
+        name, pattern, bool(matching), f"{wanted}, that matches a leaf", advice
+    )
     return matching
 
 

@@ -81,8 +81,7 @@ def _check(query: jax.Array, key: jax.Array) -> None:
     for name, x, letters in (("query", query, "T, H, D"), ("key", key, "S, G, D")):
         wanted = f"a floating-point array of shape (..., {letters})"
         is_real = _validate.is_number(x) and _leaves.is_floating(x)
-        if not is_real:
-            raise TypeError(_validate.must_be(name, wanted, x))
+        _validate.require(name, x, is_real, wanted, error=TypeError)
         if jnp.ndim(x) < 3 or not jnp.shape(x)[-1]:
             raise ValueError(
                 f"`{name}` must be {wanted}, got the shape {jnp.shape(x)}. Split the"
@@ -112,12 +111,11 @@ def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | None:
     if mask is None or (isinstance(mask, str) and mask == "causal"):
         return None
     wanted = "bools that broadcast to (..., H, T, S), 'causal', or None"
-    if getattr(mask, "dtype", None) != jnp.bool_:
-        advice = (
-            "For a mask of 0 and 1 pass mask > 0; for one added to the logits, mask >"
-            " -1."
-        )
-        raise TypeError(_validate.must_be("mask", wanted, mask, advice))
+    advice = (
+        "For a mask of 0 and 1 pass mask > 0; for one added to the logits, mask > -1."
+    )
+    is_bool = getattr(mask, "dtype", None) == jnp.bool_
+    _validate.require("mask", mask, is_bool, wanted, advice, TypeError)
     attended = jnp.asarray(mask)
     full = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
     if not _validate.fits(attended.shape, full):

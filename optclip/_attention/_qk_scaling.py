@@ -63,7 +63,7 @@ def logits_of(
     by_axes: dict[_axis_names.Axes, dict[str, jax.Array]] = {}
     for layer in layers:
         x = largest[layer.name]
-        apart = _not_split(x, leaves[layer.query[0].number])
+        apart = _axis_names.apart(x, jnp.asarray(leaves[layer.query[0].number]))
         by_axes.setdefault(apart, {})[layer.name] = x
     for axes, together in by_axes.items():
         largest |= _collectives.over_devices(together, axes) if axes else together
@@ -74,8 +74,9 @@ def logits_of(
 def _checked_logits(layer: Layer, logits: Any) -> jax.Array:
     """Return the checked largest logits of a layer, in float32 or wider."""
     subject = f"`logits` at '{layer.name}'"
-    if not _validate.is_number(logits):
-        raise TypeError(_validate.must_be(subject, "an array of real numbers", logits))
+    is_number = _validate.is_number(logits)
+    wanted = "an array of real numbers"
+    _validate.require(subject, logits, is_number, wanted, error=TypeError)
     x = jnp.asarray(_placement.on_device(logits))
     if x.shape != layer.logits:
         of = "layers and query heads" if len(layer.logits) == 2 else "query heads"
@@ -89,13 +90,6 @@ def _checked_logits(layer: Layer, logits: Any) -> jax.Array:
         x = x.astype(jnp.float32)
     # The gradient is stopped, so that the coefficients are constants in derivatives.
     return lax.stop_gradient(_leaves.widen(x))
-
-
-def _not_split(x: jax.Array, leaf: LeafLike) -> _axis_names.Axes:
-    """Return the mesh axes that `x` varies over and a leaf does not."""
-    kinds = jax.typeof(x), jax.typeof(jnp.asarray(leaf))
-    apart = _axis_names.varying(kinds[0]) - _axis_names.varying(kinds[1])
-    return tuple(sorted(apart, key=str))
 
 
 def head_coefficients(decision: Decision) -> Batched:
@@ -118,7 +112,8 @@ def factors(
     """
     grouped = coefficient.reshape(*layer.logits[:-1], layer.groups, -1)
     least = jnp.min(grouped, -1, keepdims=True)
-    if apart := _not_split(least, leaves[layer.key[0].number]):
+    key_leaf = jnp.asarray(leaves[layer.key[0].number])
+    if apart := _axis_names.apart(least, key_leaf):
         if layer.groups > 1:
             raise ValueError(
                 f"The key heads of the layer '{layer.name}' must be split over the mesh"

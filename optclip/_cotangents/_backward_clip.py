@@ -6,14 +6,11 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import PartitionSpec
 
-from .._arrays import _axis_names, _closures, _placement, _validate
-from .._arrays._types import Number, PyTree
+from .._arrays import _closures, _placement
+from .._arrays._types import PyTree
 from .._clip import Clip, apply, decide, layout_of
-from .._norms import Block, declared_of
 from .._typing import CotangentRecord
 from . import _probe, _relative_threshold
 
@@ -40,7 +37,10 @@ class CotangentClip:
         if self.reference is not None:
             norms = measured.norms.entries()
             entries = zip(layout.blocks, norms, limits, strict=True)
-            limits = [_multiple(self.reference, *entry) for entry in entries]
+            limits = [
+                _relative_threshold.multiple(self.reference, *entry)
+                for entry in entries
+            ]
         decision = decide(self.clip, layout, measured, {"max_norm": limits})
         clipped, coefficients = apply(decision)
         if not is_recorded:
@@ -48,43 +48,10 @@ class CotangentClip:
         _, of_norms = self.clip.action.recorded(decision, coefficients)
         return clipped, _probe.record_of(decision.norms, of_norms)
 
-    def with_axis_names(self, axis_name: PyTree) -> CotangentClip:
-        """Return a copy with the mapped axes that each array is split over."""
-        clip = dataclasses.replace(self.clip, axis_name=axis_name)
-        return dataclasses.replace(self, clip=clip)
-
     def spans_by_name(self) -> bool:
         """Return whether mapped axes are declared; some exist only during the call."""
         declared = jax.tree.leaves(self.clip.axis_name, is_leaf=lambda x: x is not None)
         return any(axes != () for axes in declared)
-
-
-def _multiple(
-    reference: _relative_threshold.Reference,
-    block: Block,
-    norm: jax.Array,
-    factor: Number,
-) -> Number:
-    _validate.broadcasts("max_norm", jnp.shape(factor), norm.shape)
-    axes = _axes_of(norm, block)
-    return _relative_threshold.multiple(reference, factor, norm, axes)
-
-
-def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
-    """Return the mapped axes that the norms of a leaf are split over.
-
-    Raises:
-      ValueError: Neither types nor a `PartitionSpec` specify these axes.
-    """
-    declared = block.leaves[0].axis_name
-    if _axis_names.untyped_axes() and not isinstance(declared, PartitionSpec):
-        raise ValueError(
-            "With `relative` inside pmap, or inside shard_map with check_vma=False,"
-            " `axis_name` must be the PartitionSpec of each leaf because types do not"
-            f" specify which devices hold the other norms, got {declared}. Pass the"
-            " PartitionSpec, or use shard_map with check_vma=True."
-        )
-    return _axis_names.split_axes(norm, declared_of(block).axis_name)
 
 
 def passed(

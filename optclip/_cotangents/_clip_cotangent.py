@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from .. import _scopes as scopes
 from .._arrays import _axis_names, _leaves, _packed_state, _prefix, _validate
-from .._clip import clip_of
+from .._clip import Clip, clip_of
 from .._functional import raise_if_exchanged
 from .._norms import of_order
 from .._responses import without_schedules
-from .._scopes import ELEMENT, LEAF, Scope
+from .._scopes import ELEMENT, LEAF
 from .._typing import (
     AxisName,
     CotangentRecord,
@@ -113,50 +113,49 @@ def clip_cotangent(
       Graves, "Generating Sequences With Recurrent Neural Networks", 2013,
       arXiv:1308.0850, section 2.1 (per element).
     """
-    backward = _backward(axis, ord, response, relative, nonfinite)
+    clip = _clip(axis, ord, response, relative, nonfinite)
+    reference = reference_of(relative)
     _check_threshold(tree, max_norm)
     _check_probe(probe)
     chosen = chosen_leaves(tree, mask)
     _check_leaves(chosen, axis)
     thresholds = chosen.spread("max_norm", max_norm)
-    backward = backward.with_axis_names(chosen.axis_names(axis_name))
+    clip = dataclasses.replace(clip, axis_name=chosen.axis_names(axis_name))
     out, passed_on = tree, probe
     if any(chosen.are_chosen):
+        backward = CotangentClip(clip, reference)
         arrays, passed_on = passed(backward, chosen.arrays, thresholds, probe)
         out = chosen.rebuild(arrays)
     return out if probe is None else (out, passed_on)
 
 
-def _backward(
+def _clip(
     axis: int | tuple[int, ...] | None,
     ord: float | None,
     response: ResponseLike,
     relative: Relative | None,
     nonfinite: Nonfinite,
-) -> CotangentClip:
+) -> Clip:
     how = without_schedules(response, "clip_cotangent counts no steps")
-    if axis is None and relative is not None:
-        wanted = "an int or a tuple with `relative`, which compares norms within a leaf"
-        advice = "Pass axis=-1, or axis=() for elements."
-        raise ValueError(_validate.must_be("axis", wanted, axis, advice))
-    clip = clip_of(
-        _scope(axis),
-        of_order(ord), how, nonfinite=nonfinite,
-    )  # fmt: skip
-    return CotangentClip(clip, reference_of(relative))
-
-
-def _scope(axis: Any) -> Scope:
+    wanted = "an int or a tuple with `relative`, which compares norms within a leaf"
+    advice = "Pass axis=-1, or axis=() for elements."
+    _validate.require(
+        "axis", axis, axis is not None or relative is None, wanted, advice
+    )
     if axis is None:
-        return LEAF
-    return ELEMENT if isinstance(axis, tuple) and not axis else scopes.axes(axis)
+        scope = LEAF
+    else:
+        is_empty = isinstance(axis, tuple) and not axis
+        scope = ELEMENT if is_empty else scopes.axes(axis)
+    return clip_of(scope, of_order(ord), how, nonfinite=nonfinite)
 
 
 def _check_threshold(tree: PyTree, max_norm: Any) -> None:
-    if callable(max_norm):
-        wanted = "a number, an array, or a tree of these"
-        advice = "clip_cotangent counts no steps; pass schedule(step)."
-        raise TypeError(_validate.must_be("max_norm", wanted, max_norm, advice))
+    wanted = "a number, an array, or a tree of these"
+    advice = "clip_cotangent counts no steps; pass schedule(step)."
+    _validate.require(
+        "max_norm", max_norm, not callable(max_norm), wanted, advice, TypeError
+    )
     raise_if_exchanged("max_norm", tree, max_norm)
     _validate.threshold_given("max_norm", max_norm)
     for value in jax.tree.leaves(max_norm):

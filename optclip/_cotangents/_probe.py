@@ -98,8 +98,7 @@ def on_all(record: CotangentRecord, probe: CotangentRecord) -> CotangentRecord:
     """Combine the records of all devices that share one probe."""
     totals = []
     for field, value, entry in zip(record._fields, record, probe, strict=True):
-        here = set(_axis_names.split_axes(value)) - set(_axis_names.split_axes(entry))
-        across = tuple(sorted(here, key=str))
+        across = _axis_names.apart(value, entry)
         collective = lax.pmax if field in _LARGEST else lax.psum
         totals.append(_collectives.reduced_over(collective, value, across))
     return CotangentRecord(*totals)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from .._arrays import (
     _axis_names,
@@ -19,6 +20,8 @@ from .._arrays import (
     _placement,
     _validate,
 )
+from .._arrays._types import Number
+from .._norms import Block, declared_of
 
 # Function of the norms of a leaf and of the mapped axes that split them.
 Reference = Callable[[jax.Array, _axis_names.Axes], jax.Array]
@@ -41,10 +44,12 @@ def reference_of(relative: Any) -> Reference | None:
 
 
 def multiple(
-    reference: Reference, factor: Any, norms: jax.Array, axes: _axis_names.Axes
-) -> jax.Array:
+    reference: Reference, block: Block, norms: jax.Array, factor: Number
+) -> Number:
     """Return `factor` times the reference, or inf if `factor` is inf."""
-    base = _numerics.broadcast_like(reference(norms, axes), norms)
+    _validate.broadcasts("max_norm", jnp.shape(factor), norms.shape)
+    base = reference(norms, _axes_of(norms, block))
+    base = _numerics.broadcast_like(base, norms)
     factor = jnp.asarray(factor).astype(norms.dtype)
     factor = _numerics.broadcast_like(factor, norms)
     largest = jnp.asarray(jnp.finfo(norms.dtype).max, norms.dtype)
@@ -55,6 +60,23 @@ def multiple(
         factor,
         jnp.minimum(finite * jnp.minimum(base, largest), largest),
     )
+
+
+def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
+    """Return the mapped axes that the norms of a leaf are split over.
+
+    Raises:
+      ValueError: Neither types nor a `PartitionSpec` specify these axes.
+    """
+    declared = block.leaves[0].axis_name
+    if _axis_names.untyped_axes() and not isinstance(declared, PartitionSpec):
+        raise ValueError(
+            "With `relative` inside pmap, or inside shard_map with check_vma=False,"
+            " `axis_name` must be the PartitionSpec of each leaf because types do not"
+            f" specify which devices hold the other norms, got {declared}. Pass the"
+            " PartitionSpec, or use shard_map with check_vma=True."
+        )
+    return _axis_names.split_axes(norm, declared_of(block).axis_name)
 
 
 def _median(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:

@@ -207,14 +207,11 @@ def clip_state(model: Any) -> PyTree:
     optimizer = getattr(model, "optimizer", model)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     wanted = "a Keras model or optimizer with a clipped optimizer"
-    if not isinstance(optimizer, Clipping):
-        advice = (
-            "Pass compile(...) the result of optclip.keras.clipped(optimizer, clip)."
-        )
-        raise TypeError(_validate.must_be("model", wanted, model, advice))
-    if not optimizer.built:
-        advice = "Train it, or call optimizer.build(model.trainable_variables)."
-        raise ValueError(_validate.must_be("model", f"{wanted} built", model, advice))
+    advice = "Pass compile(...) the result of optclip.keras.clipped(optimizer, clip)."
+    is_clipped = isinstance(optimizer, Clipping)
+    _validate.require("model", model, is_clipped, wanted, advice, TypeError)
+    advice = "Train it, or call optimizer.build(model.trainable_variables)."
+    _validate.require("model", model, optimizer.built, f"{wanted} built", advice)
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
     # The next step of `model.fit` deletes the arrays of the variables.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -67,7 +66,7 @@ class HeldClip:
             leaf = jnp.asarray(leaves[i])
             variable = optimizer.add_variable(
                 leaf.shape,
-                initializer=functools.partial(_constant, leaf),
+                initializer=lambda shape, dtype, leaf=leaf: leaf,
                 dtype=leaf.dtype.name,
                 name=f"clip_{i}",
             )
@@ -116,11 +115,6 @@ def _unique(paths: list[str]) -> list[str]:
             name = f"{path}_{counts[path]}"
         names.append(name)
     return names
-
-
-def _constant(value: jax.Array, shape: Any, dtype: Any) -> jax.Array:
-    del shape, dtype
-    return value
 
 
 def in_model_order(state: PyTree, names: Sequence[str]) -> list[int]:
@@ -193,7 +187,10 @@ def _negates(
     @jax.jit
     def product(state: PyTree, params: PyTree) -> jax.Array:
         # Entries that differ, since some transformations subtract the mean.
-        grads = jax.tree.map(_waves, params)
+        grads = jax.tree.map(
+            lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape).astype(x.dtype),
+            params,
+        )
         opposite = jax.tree.map(jnp.negative, grads)
         # A schedule of learning rates may begin with zero.
         state = clip.update(grads, state, params)[1]
@@ -209,7 +206,3 @@ def _negates(
         # An error of `clip` itself is raised by the first step too, and Keras may build
         # with abstract arrays, on which nothing can be compared.
         return False
-
-
-def _waves(x: jax.Array) -> jax.Array:
-    return jnp.cos(jnp.arange(x.size)).reshape(x.shape).astype(x.dtype)

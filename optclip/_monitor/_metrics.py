@@ -126,17 +126,16 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       stays 0 if the training loop drops the new state.
     """
     states, probes = states_in(opt_state), _records_of(opt_state)
-    if not states and not probes:
-        advice = (
-            "Pass the whole state of the chain, with a clipping transformation that was"
-            " built with record=True. Transformations of optax and wrappers such as"
-            " with_periodic_reset record nothing themselves."
-        )
-        wanted = (
-            "an optimizer state with a record of optclip, or the gradient of a"
-            " cotangent_probe"
-        )
-        raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
+    advice = (
+        "Pass the whole state of the chain, with a clipping transformation that was"
+        " built with record=True. Transformations of optax and wrappers such as"
+        " with_periodic_reset record nothing themselves."
+    )
+    wanted = (
+        "an optimizer state with a record of optclip, or the gradient of a"
+        " cotangent_probe"
+    )
+    _validate.require("opt_state", opt_state, bool(states or probes), wanted, advice)
     numbers: dict[str, jax.Array] = {}
     for metric in metrics_of(states, probes):
         numbers.update(zip(metric.keys, metric.numbers(), strict=True))

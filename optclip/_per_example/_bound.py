@@ -90,10 +90,9 @@ _BY_NAME |= {"auto_s": AutoS(), "unit": Hard()}
 def response_of(response: Any) -> BaseResponse:
     """Return the validated response of a `response` argument, limited to `c / n`."""
     how = without_schedules(response, "Per-example clipping counts no steps", _BY_NAME)
-    if how.compares_norms:
-        wanted = "a response that depends on a single norm"
-        advice = "Pass 'hard'."
-        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    wanted = "a response that depends on a single norm"
+    advice = "Pass 'hard'."
+    _validate.require("response", response, not how.compares_norms, wanted, advice)
     return how if type(how) is Hard else _Capped(how)
 
 
@@ -141,10 +140,11 @@ class Bound:
                 " sensitivity is a multiple of it. Pass their largest magnitude, or inf"
                 " without privacy."
             )
-        if weights is None and most is not None:
-            wanted = "passed with `max_weight`, which limits it"
-            advice = "Pass weights=, one number per example, or remove max_weight=."
-            raise ValueError(_validate.must_be("weights", wanted, weights, advice))
+        wanted = "passed with `max_weight`, which limits it"
+        advice = "Pass weights=, one number per example, or remove max_weight=."
+        _validate.require(
+            "weights", weights, weights is not None or most is None, wanted, advice
+        )
 
     def one_clipped(
         self, clip: Clip, grads: PyTree, weight: Any
@@ -209,9 +209,8 @@ class Bound:
     def sensitivity(self, relation: Any, params: PyTree) -> Any:
         """Return the largest L2 distance between sums of neighboring batches."""
         word = str(getattr(relation, "name", relation)).lower()
-        if word not in _RELATIONS:
-            wanted = "'add_or_remove', 'zero_out' or 'replace_one'"
-            raise ValueError(_validate.must_be("relation", wanted, relation))
+        wanted = "'add_or_remove', 'zero_out' or 'replace_one'"
+        _validate.require("relation", relation, word in _RELATIONS, wanted)
         whole = _RELATIONS[word] * self._whole(params)
         if self.max_weight is not None:
             most = _wide(self.max_weight)
@@ -340,12 +339,11 @@ def bound_of(
     if max_weight is not None:
         advice = "inf does not limit the weights."
         _validate.number("max_weight", max_weight, advice=advice)
-        if jnp.shape(max_weight):
-            wanted = "one number for all examples"
-            advice = "Pass the weights of the examples in the call, weights=."
-            raise ValueError(
-                _validate.must_be("max_weight", wanted, max_weight, advice)
-            )
+        wanted = "one number for all examples"
+        advice = "Pass the weights of the examples in the call, weights=."
+        _validate.require(
+            "max_weight", max_weight, not jnp.shape(max_weight), wanted, advice
+        )
     bound = Bound(
         threshold, scope, how, nonfinite, strict, normalize_by, is_unit, max_weight
     )
@@ -359,8 +357,9 @@ def _scope(over: Any) -> Scope:
         scope = as_scope(over)
     except TypeError:
         raise TypeError(_validate.must_be("over", wanted, over)) from None
-    if scope not in (TREE, LEAF) and not isinstance(scope, Groups):
-        raise ValueError(_validate.must_be("over", wanted, over))
+    _validate.require(
+        "over", over, scope in (TREE, LEAF) or isinstance(scope, Groups), wanted
+    )
     return scope
 
 
@@ -374,14 +373,13 @@ def _check_threshold(threshold: Any, scope: Scope) -> None:
     _validate.threshold_given("threshold", threshold)
     for value in jax.tree.leaves(threshold):
         _validate.number("threshold", value, rule_advice=_RULE_ADVICE)
-        if jnp.shape(value):
-            wanted = "one number for each norm"
-            advice = (
-                f"Its shape is {jnp.shape(value)}. For one per example, map"
-                " optclip.functional.clip_by_global_norm with jax.vmap over gradients"
-                " and thresholds."
-            )
-            raise ValueError(_validate.must_be("threshold", wanted, value, advice))
+        wanted = "one number for each norm"
+        advice = (
+            f"Its shape is {jnp.shape(value)}. For one per example, map"
+            " optclip.functional.clip_by_global_norm with jax.vmap over gradients"
+            " and thresholds."
+        )
+        _validate.require("threshold", value, not jnp.shape(value), wanted, advice)
     if scope == TREE and not _validate.is_number(threshold):
         wanted = "one number for over='tree'"
         advice = "Pass over='leaf' or over=optclip.groups(...) for several."

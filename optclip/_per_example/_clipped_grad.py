@@ -214,10 +214,11 @@ def clipped_grad(
     microbatch_size = _clip_then_sum.size_of(microbatch_size)
     _validate.choice("reduce", reduce, ("sum", "none"))
     _validate.choice("method", method, METHODS)
-    if reduce == "none" and method != "vmap":
-        wanted = "'vmap' for reduce='none'"
-        advice = "Other methods do not compute the gradient of each example."
-        raise ValueError(_validate.must_be("method", wanted, method, advice))
+    wanted = "'vmap' for reduce='none'"
+    advice = "Other methods do not compute the gradient of each example."
+    _validate.require(
+        "method", method, reduce != "none" or method == "vmap", wanted, advice
+    )
     bound = bound_of(
         threshold, over, response, nonfinite, strict, normalize_by, max_weight
     )
@@ -330,7 +331,6 @@ def _check_ghost(source: Source, bound: Bound) -> None:
             "method='ghost' does not support arrays that are split over Explicit mesh"
             " axes. Use method='vmap', or Auto axes."
         )
-    if bound.nonfinite == "raise":
-        advice = "Pass method='vmap', which computes the gradient of each example."
-        wanted = "'zero' or 'propagate' for method='ghost'"
-        raise ValueError(_validate.must_be("nonfinite", wanted, "raise", advice))
+    advice = "Pass method='vmap', which computes the gradient of each example."
+    wanted = "'zero' or 'propagate' for method='ghost'"
+    _validate.require("nonfinite", "raise", bound.nonfinite != "raise", wanted, advice)

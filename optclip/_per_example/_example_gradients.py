@@ -104,11 +104,9 @@ def _check_rows(
 ) -> None:
     """Raise unless there is one value of a kind per example."""
     wanted = f"an array of {number} {kind}, one per example, or None"
-    if not is_kind:
-        raise TypeError(_validate.must_be(name, wanted, values, advice))
-    if jnp.shape(values) != (number,):
-        advice = f"Its shape is {jnp.shape(values)}."
-        raise ValueError(_validate.must_be(name, wanted, values, advice))
+    _validate.require(name, values, is_kind, wanted, advice, TypeError)
+    advice = f"Its shape is {jnp.shape(values)}."
+    _validate.require(name, values, jnp.shape(values) == (number,), wanted, advice)
 
 
 def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:

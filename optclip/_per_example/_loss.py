@@ -131,7 +131,9 @@ def apart(
                 " also split the loss. Gather it first with jax.lax.all_gather, or use"
                 " jax.jit on Auto axes without shard_map."
             )
-    moved = [_varying(x, axes) for x in flat.leaves]
+    moved = [
+        lax.pcast(x, _sorted(axes), to="varying") if axes else x for x in flat.leaves
+    ]
     if axes and batch_size(examples):
         _check_separate(loss, flat.rebuild(moved), examples, axes)
     split = flat.rebuild([_sorted(names) for names in axes_of_leaves])
@@ -156,10 +158,6 @@ def _check_separate(
             " gradient of one example depend on others. Remove it; for"
             " clip_cotangent, pass axis_name=()."
         )
-
-
-def _varying(x: Any, axes: frozenset[Any]) -> Any:
-    return lax.pcast(x, _sorted(axes), to="varying") if axes else x
 
 
 def _sorted(axes: frozenset[Any]) -> Axes:

@@ -112,9 +112,8 @@ class QuantileThreshold:
                 wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
                 advice = "The threshold could not leave 0 or inf."
                 raise ValueError(_validate.must_be(name, wanted, value, advice))
-        if _is_above(least, most):
-            wanted = f"at least `min_value`, {least}"
-            raise ValueError(_validate.must_be("max_value", wanted, most))
+        wanted = f"at least `min_value`, {least}"
+        _validate.require("max_value", most, not _is_above(least, most), wanted)
         if isinstance(self.init_value, dict) and not self.init_value:
             wanted = "a number above 0, or a dict of these by label"
             raise ValueError(_validate.must_be("init_value", wanted, self.init_value))
@@ -161,9 +160,10 @@ class QuantileThreshold:
           The new state.
         """
         self._check_info(info)
-        if (key is None) == bool(self.count_noise):
-            wanted = "a PRNG key with `count_noise`, and None without"
-            raise ValueError(_validate.must_be("key", wanted, key))
+        wanted = "a PRNG key with `count_noise`, and None without"
+        _validate.require(
+            "key", key, (key is not None) == bool(self.count_noise), wanted
+        )
         thresholds, treedef = jax.tree.flatten(state.threshold)
         keys: Any = [key] * len(thresholds)
         if key is not None and len(thresholds) > 1:
@@ -185,8 +185,8 @@ class QuantileThreshold:
         norms = getattr(info, "norms", None)
         has_groups = jax.tree.structure(norms) == jax.tree.structure(self.init_value)
         are_rows = all(getattr(x, "ndim", 0) == 1 for x in jax.tree.leaves(norms))
-        if not (isinstance(info, ExampleInfo) and has_groups and are_rows):
-            raise TypeError(_validate.must_be("info", wanted, info))
+        is_right = isinstance(info, ExampleInfo) and has_groups and are_rows
+        _validate.require("info", info, is_right, wanted, error=TypeError)
 
     def _after(
         self,
@@ -254,10 +254,9 @@ class QuantileThreshold:
         moves = 0.5 if relation == "add_or_remove" else 1.0
         moves *= math.sqrt(len(self._init_values))
         z, noise = float(np.asarray(total)), float(self.count_noise)
-        if noise <= moves * z:
-            wanted = f"above {moves} times the noise multiplier, {moves * z}"
-            advice = "Less noise spends the whole budget on the count."
-            raise ValueError(_validate.must_be("count_noise", wanted, noise, advice))
+        wanted = f"above {moves} times the noise multiplier, {moves * z}"
+        advice = "Less noise spends the whole budget on the count."
+        _validate.require("count_noise", noise, noise > moves * z, wanted, advice)
         return 1 / math.sqrt(z**-2 - (noise / moves) ** -2)
 
 

@@ -33,9 +33,8 @@ def new_axes(ax: Axes | None = None, height: float = 3.6, width: float = WIDTH) 
     """
     if ax is not None and hasattr(ax, "get_ylim"):
         return ax
-    if ax is not None:
-        wanted = "Matplotlib axes, or None for a new figure"
-        raise TypeError(_validate.must_be("ax", wanted, ax))
+    wanted = "Matplotlib axes, or None for a new figure"
+    _validate.require("ax", ax, ax is None, wanted, error=TypeError)
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:

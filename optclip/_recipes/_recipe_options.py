@@ -54,11 +54,10 @@ def build(
     chosen = unwrapped(options)
     parameters = inspect.signature(make).parameters.values()
     accepted = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    wanted = "omitted, since this method sets it"
+    advice = f"To set it yourself, use optclip.{make.__name__}."
     for name, value in chosen.items():
-        if name in fixed:
-            wanted = "omitted, since this method sets it"
-            advice = f"To set it yourself, use optclip.{make.__name__}."
-            raise TypeError(_validate.must_be(name, wanted, value, advice))
+        _validate.require(name, value, name not in fixed, wanted, advice, TypeError)
     _validate.options(chosen, accepted - fixed.keys() - _NOT_IN_METHODS)
     return make(*arguments, **fixed, **chosen)
 

@@ -91,9 +91,8 @@ def clip_by_spectral_norm(
       Lanczos Algorithms with a Random Start", 1992.
     """
     norm = Spectral(method=method, steps=1 if steps is None else steps)
-    if steps is not None and method == "exact":
-        wanted = "omitted with method='exact', which takes no steps"
-        raise ValueError(_validate.must_be("steps", wanted, steps))
+    wanted = "omitted with method='exact', which takes no steps"
+    _validate.require("steps", steps, steps is None or method != "exact", wanted)
     return clip_by(
         Named("max_norm", max_norm, "clip_by_spectral_norm"),
         over=matrices(matrix_axes), norm=norm, response=response, eps=eps,

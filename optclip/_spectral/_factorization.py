@@ -97,14 +97,13 @@ def _compiled(
     def is_wide(left: _PartlyFactored) -> jax.Array:
         return jnp.any(_is_wide(left, lowest)) & (left.stage < _MOST)
 
-    def without_largest(left: _PartlyFactored) -> _PartlyFactored:
-        return _without_largest(left, lowest, split)
-
     values = _roots_of(squares)
     taken = jnp.zeros_like(values, bool)
     stage = jnp.zeros((), jnp.int32)
     start = _PartlyFactored(x, vectors, values, jnp.zeros_like(x), taken, stage)
-    left = lax.while_loop(is_wide, without_largest, start)
+    left = lax.while_loop(
+        is_wide, lambda left: _without_largest(left, lowest, split), start
+    )
     # A remainder whose square vanishes is the rounding error of earlier stages.
     rest = ~left.taken & (_largest(left) > 0)
     rows = left.rows + product(adjoint(_chosen(left.vectors, rest)), left.x)

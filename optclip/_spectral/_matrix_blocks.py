@@ -190,36 +190,27 @@ def factored(matrices: MatrixBlock) -> Factored:
     return Factored(matrices, *eigh(gram(matrices.x, matrices.split)))
 
 
-def singular_values(matrices: MatrixBlock) -> jax.Array:
-    """Return the singular values, `(..., k)` in ascending order, without vectors."""
-    if matrices.x.shape[-2] <= 1:
-        return _single(matrices)
-    return _rooted(matrices, eigenvalues(gram(matrices.x, matrices.split)))
+def singular_values(
+    matrices: MatrixBlock, squares: jax.Array | None = None
+) -> jax.Array:
+    """Return the singular values, `(..., k)` in ascending order.
 
-
-def singular_values_of(parts: Factored) -> jax.Array:
-    """Return the singular values of decomposed matrices."""
-    if parts.squares is None:
-        return _single(parts.matrices)
-    return _rooted(parts.matrices, parts.squares)
-
-
-def _single(matrices: MatrixBlock) -> jax.Array:
-    """Return the norm of matrices of one row; 0 for a matrix without elements."""
-    if not matrices.x.shape[-2]:
-        return jnp.zeros_like(matrices.size[..., 0])
-    return _rooted(matrices, jnp.real(gram(matrices.x, matrices.split))[..., 0])
-
-
-def _rooted(matrices: MatrixBlock, squares: jax.Array) -> jax.Array:
-    """Return the roots of eigenvalues, as many as the smaller side of a matrix has.
-
-    If the smaller side is split over devices, the larger side comes first.
+    Args:
+      matrices: The matrices; one without elements has a norm of 0.
+      squares: The eigenvalues of their Gram matrices, if these are decomposed.
     """
-    x = matrices.x
-    count = min(x.shape[-2], x.shape[-1] * _axis_names.axes_size(matrices.split))
-    eigenvalues = jnp.maximum(squares, jnp.zeros_like(squares))[..., -count:]
-    return in_units(matrices, root(eigenvalues))
+    x, split = matrices.x, matrices.split
+    if not x.shape[-2]:
+        return jnp.zeros_like(matrices.size[..., 0])
+    if squares is None:
+        squared = gram(x, split)
+        is_row = x.shape[-2] == 1
+        squares = jnp.real(squared)[..., 0] if is_row else eigenvalues(squared)
+    # There are as many as the smaller side of a matrix has, which is the last one if it
+    # is split over devices.
+    count = min(x.shape[-2], x.shape[-1] * _axis_names.axes_size(split))
+    nonnegative = jnp.maximum(squares, jnp.zeros_like(squares))[..., -count:]
+    return in_units(matrices, root(nonnegative))
 
 
 def in_units(matrices: MatrixBlock, norms: jax.Array) -> jax.Array:

@@ -105,6 +105,5 @@ def _two(axis: tuple[int, int]) -> tuple[int, ...]:
     axes = _validate.as_ints(axis) if isinstance(axis, tuple) else None
     if axes is None:
         raise TypeError(_validate.must_be("matrix_axes", wanted, axis, advice))
-    if len(axes) != 2:
-        raise ValueError(_validate.must_be("matrix_axes", wanted, axis, advice))
+    _validate.require("matrix_axes", axis, len(axes) == 2, wanted, advice)
     return axes

@@ -62,9 +62,7 @@ def capped(
     x: jax.Array, limit: jax.Array, split: Axes, *, is_smooth: bool
 ) -> jax.Array:
     """Return matrices with singular values capped at `limit`, `(..., 1, 1)`."""
-    top = bound(x, split)
-    # A matrix of zeros is divided by 1.
-    top = jnp.where(top > 0, top, jnp.ones_like(top))
+    top = _or_one(bound(x, split))
     # Below the lower limit all resolved values are far above the threshold, so the cap
     # at the limit is scaled by `share`. Above the upper limit almost nothing is capped.
     c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * (1e3 if is_smooth else 1.0))

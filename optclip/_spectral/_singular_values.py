@@ -40,7 +40,7 @@ from ._matrix_blocks import (
     factored,
     in_units,
     matrices_of,
-    singular_values_of,
+    singular_values,
     with_vectors,
 )
 
@@ -80,7 +80,7 @@ class SingularValueNorms(Measurement):
                 bound = _newton_schulz.bound(matrices.x, matrices.split)[..., 0]
                 return in_units(matrices, bound)
             work[i] = parts = factored(matrices)
-            return singular_values_of(parts)
+            return singular_values(matrices, parts.squares)
 
         norms = with_vectors(blocks, of_matrix)
         return Measured(Batched(norms).map(flush_small), work=work)
@@ -187,26 +187,26 @@ def parts_of_singular_values(
     Raises:
       ValueError: the norm, the response or `eps` does not apply to singular values.
     """
-    if norm != L2:
-        advice = "Omit norm=, since each singular value is a single number."
-        raise ValueError(_validate.must_be("norm", "'l2'", norm, advice))
-    if response.compares_norms:
-        wanted = "a response that depends on a single singular value"
-        advice = "Pass 'hard' or 'smooth'."
-        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    advice = "Omit norm=, since each singular value is a single number."
+    _validate.require("norm", norm, norm == L2, "'l2'", advice)
+    wanted = "a response that depends on a single singular value"
+    advice = "Pass 'hard' or 'smooth'."
+    _validate.require("response", response, not response.compares_norms, wanted, advice)
     if method == "newton_schulz":
         _check_by_products(response, eps)
     return SingularValueNorms(method), Cap(method)
 
 
 def _check_by_products(response: BaseResponse, eps: Number) -> None:
-    if response not in (Hard(), SMOOTH, NORMALIZE):
-        advice = "Pass method='eigh' for other responses."
-        wanted = "'hard', 'smooth' or 'normalize' for method='newton_schulz'"
-        raise ValueError(_validate.must_be("response", wanted, response, advice))
-    if not (isinstance(eps, (int, float)) and eps == 0):
-        advice = "Only method='eigh' supports eps."
-        raise ValueError(_validate.must_be("eps", "0", eps, advice))
+    advice = "Pass method='eigh' for other responses."
+    wanted = "'hard', 'smooth' or 'normalize' for method='newton_schulz'"
+    _validate.require(
+        "response", response, response in (Hard(), SMOOTH, NORMALIZE), wanted, advice
+    )
+    advice = "Only method='eigh' supports eps."
+    _validate.require(
+        "eps", eps, isinstance(eps, (int, float)) and eps == 0, "0", advice
+    )
 
 
 # (singular values, thresholds) -> coefficients, all of them (..., p).
@@ -225,7 +225,7 @@ def mapped(
     """
     matrices, squares, vectors = factored
     if squares is None or vectors is None:
-        coefficients = coefficient(singular_values_of(factored), limit)[..., None]
+        coefficients = coefficient(singular_values(matrices), limit)[..., None]
         return times(coefficients, matrices.x)
     unit = matrices.unit[..., 0]
     # Singular values beyond the smaller side are zero, so any threshold fits them.

@@ -224,9 +224,9 @@ def _owned(
     ):
         runs = (_grown(init, params, node) for node in (_Mark, lambda _, x: x))
         paths = [path for path, _ in pairs]
-        same = (run for run in runs if [_bare(path) for path, _ in run] == paths)
+        same = (x for x in runs if [_leaves.unmarked(path) for path, _ in x] == paths)
         grown = next(same, [])
-    has_marks = any(_bare(path) != path for path, _ in grown)
+    has_marks = any(_leaves.unmarked(path) != path for path, _ in grown)
     in_order, has_axes = [*leaves.items()], any(shape for _, shape in leaves.values())
     for i, (path, x) in enumerate(pairs):
         at, end, leaf = len(path), (), None
@@ -266,10 +266,6 @@ def _starts(path: KeyPath, leaves: dict[KeyPath, Leaf]) -> list[int]:
     # Memories are in lists, and parameters may be in lists too.
     least = texts.index("clip_memory") + 4 if "clip_memory" in texts else 1
     return [i for i in range(least, len(path)) if path[i:] in leaves]
-
-
-def _bare(path: KeyPath) -> KeyPath:
-    return tuple(key for key in path if not isinstance(key, MarkKey))
 
 
 def _grown(

@@ -25,7 +25,10 @@ def unboxed(tree: PyTree) -> PyTree:
             return {key: unboxed(value) for key, value in x.items()}
         return jax.tree.leaves(x, is_leaf=lambda y: y is not x)[0] if _is_box(x) else x
 
-    return jax.tree.map(one, tree, is_leaf=lambda x: _is_box(x) or _is_other_dict(x))
+    def is_opened(x: Any) -> bool:
+        return _is_box(x) or (isinstance(x, Mapping) and not isinstance(x, dict))
+
+    return jax.tree.map(one, tree, is_leaf=is_opened)
 
 
 def boxed_as(state: PyTree, expected: PyTree, fresh: PyTree) -> PyTree:
@@ -62,7 +65,3 @@ def _is_box(x: Any) -> bool:
     children = jax.tree.leaves_with_path(x, is_leaf=lambda y: y is not x)
     is_alone = [path for path, _ in children] == [(_leaves.IN_BOX,)]
     return is_alone and not isinstance(x, tuple)
-
-
-def _is_other_dict(x: Any) -> bool:
-    return isinstance(x, Mapping) and not isinstance(x, dict)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import _leaves
+from .._monitor import columns_in
 from .._typing import ClipState, HistoryState, SkipState
 from ._addresses import LOSS, Group, Leaf, Owner, Slots, State
-from ._carried_history import carried_history
 
 _OURS = (ClipState, SkipState, HistoryState)
 
@@ -140,10 +140,8 @@ class Carrier:
         are_ordered = all(len({x.labels for x in xs}) == 1 for xs in (olds, news))
         if len(olds) == len(news) and are_ordered:
             return (olds[news.index(state)],)
-        if not any(owner for x in (*olds, *news) for _, owner in x.groups):
+        if not olds or not any(owner for x in (*olds, *news) for _, owner in x.groups):
             return olds
-        if not olds:
-            return ()
         raise ValueError(
             f"`state` has {len(olds)} of {state} for the same leaves, and `new_tx` has"
             f" {len(news)}, and it is unclear which continues where. Give those of"
@@ -237,7 +235,7 @@ class Carrier:
             [i for i, _ in x.groups[None, None].values()] for x in (old, state)
         )
         arrays = [self.old[i] for i in there], [self.new[i] for i in here]
-        rows = carried_history(*arrays)
+        rows = _carried_rows(*arrays)
         moved = [rows, self._once(there[1]), arrays[1][2]]
         if rows is None:
             moved[::2] = self._once(there[0]), self._once(there[2])
@@ -353,6 +351,29 @@ class Carrier:
         if what is None:
             return "`new_tx` has no such state for this leaf"
         return "`new_tx` has no memory of this name, norm, scope and rule for them"
+
+
+def _carried_rows(old: list[Any], new: list[Any]) -> Any:
+    """Return the rows of a new history with the newest ones of the old; None if equal.
+
+    Both are the rows, the count and the names. Columns are matched by name. Those that
+    the old history lacks stay 0 in its rows.
+    """
+    (before, count, old_names), (blank, _, names) = old, new
+    if before.shape == blank.shape and np.array_equal(old_names, names):
+        return None
+    before, rows, number = np.asarray(before), np.array(blank), round(float(count))
+    steps = np.arange(max(0, number - min(len(before), len(rows))), number)
+    columns, new_columns = (
+        {column.key: i for i, column in enumerate(columns_in(jax.device_get(text)))}
+        for text in (old_names, names)
+    )
+    pairs = [(columns[n], j) for n, j in new_columns.items() if n in columns]
+    if len(steps) and pairs:
+        here, there = (np.array(x) for x in zip(*pairs, strict=True))
+        kept = before[steps % len(before)][:, here]
+        rows[(steps % len(rows))[:, None], there[None]] = kept
+    return rows
 
 
 def _kind(x: Any) -> Any:

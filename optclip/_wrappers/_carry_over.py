@@ -95,8 +95,8 @@ def carry_over(
     )
     for name, tree in (("params", params), ("new_params", new_params)):
         for x in jax.tree.leaves(tree):
-            if not (hasattr(x, "dtype") or _validate.is_number(x)):
-                raise TypeError(_validate.must_be(name, "a tree of arrays", x))
+            is_array = hasattr(x, "dtype") or _validate.is_number(x)
+            _validate.require(name, x, is_array, "a tree of arrays", error=TypeError)
     for x in jax.tree.leaves(state):
         _validate.outside_jit("state", x)
     leaves = [leaves_of(params), leaves_of(new_params)]

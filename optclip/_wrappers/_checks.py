@@ -48,8 +48,8 @@ def passed_loss(
     value = extra.get(name)
     if value is None:
         return None
-    if not _validate.is_number(value) or jnp.shape(value):
-        raise ValueError(_validate.must_be(name, wanted, value, LOSS_ADVICE))
+    is_scalar = _validate.is_number(value) and not jnp.shape(value)
+    _validate.require(name, value, is_scalar, wanted, LOSS_ADVICE)
     loss = _numerics.as_array(value).astype(jnp.float32)
     _axis_names.check_one(name, loss)
     return loss
