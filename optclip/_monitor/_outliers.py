@@ -1,11 +1,50 @@
-"""Decide which losses and norms of a recorded run stand out from the others."""
+"""Decide which losses and norms of a recorded run stand out from their neighbors."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
-# The rule that the package recommends for losses, and the factor for norms.
-_NEIGHBORS, _DEVIATIONS, _TIMES = 64, 6, 10
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+# A spike is this many times the median of as many norms before it, and after it, and
+# so many robust standard deviations above them in logs. A longer one is a change of the
+# level, which counts if it is so large and lasts.
+_TIMES, _NEIGHBORS, _DEVIATIONS_OF_LOGS, _LONGEST, _LEVEL = 10, 10, 4.5, 16, 100
+# The rule that the package recommends for losses: mean + 6 std of the last 64. In a
+# heavy tail most windows have a small std, so that logs must lie nearly as far above.
+_DEVIATIONS, _LOSSES, _FEWER, _IN_LOGS = 6, 64, 16, 1.25
+# A rise of losses by this factor that lasts for so many rows has not recovered.
+_RISE, _LASTS = 1.5, 10
+# Equal losses have no std, so that a fraction of them is the least. Losses this many
+# median deviations (6 std) from the median are bursts, which no std contains.
+_LEAST_STD, _FAR = 0.01, 9
+# The least number of norms, and of losses, of which one is their neighbor.
+_FEWEST, _FEWEST_LOSSES = 5, 9
+# Outliers lie above all other rows by such a factor, and by a gap that the tail of the
+# others leaves with this chance if it is a power law.
+_GAP, _GAP_OF_LOSSES, _CHANCE = 2.5, 1.5, 0.02
+# More outliers than this fraction, and than so many, are a property of the run.
+_RARE, _FEW = 0.005, 4
+
+
+class Outliers(NamedTuple):
+    """Hold what stands out in one series of a run.
+
+    Attributes:
+      rows: Whether each row stands out.
+      usual: The usual number around each row; NaN where the series has none.
+      rise: The row from which on the numbers are larger until the end; None if there is
+        no such row.
+    """
+
+    rows: np.ndarray
+    usual: np.ndarray
+    rise: int | None
+
+
+# The rows, the usual numbers, and the row and the level of a rise.
+_Found = tuple[np.ndarray, np.ndarray, tuple[int, float] | None]
 
 
 def stands_out(value: float, recorded: np.ndarray, *, is_loss: bool) -> bool:
@@ -13,16 +52,163 @@ def stands_out(value: float, recorded: np.ndarray, *, is_loss: bool) -> bool:
 
     Args:
       value: The loss or the norm.
-      recorded: The losses or norms before it, oldest first. NaN, infinite numbers and
-        outliers among them are ignored.
+      recorded: The losses or norms before it, oldest first. Numbers that are not finite
+        and outliers among them are ignored.
       is_loss: Whether they are losses: mean + 6 std of the last 64; otherwise ten times
         the median of the last 64.
     """
-    usual = recorded[np.isfinite(recorded)][-_NEIGHBORS:]
-    if not usual.size:
+    usual = recorded[np.isfinite(recorded) & (is_loss | (recorded > 0))][-_LOSSES:]
+    if len(usual) < _FEWEST:
         return False
-    center = float(np.median(usual))
     if not is_loss:
-        return not value < _TIMES * center
-    usual = usual[np.abs(usual - center) <= _TIMES * np.median(np.abs(usual - center))]
-    return not value <= np.mean(usual) + _DEVIATIONS * np.std(usual)
+        return not value < _TIMES * np.median(usual)
+    return not _deviations(np.array([value]), usual[None])[0] <= _DEVIATIONS
+
+
+def outliers(series: np.ndarray, *, is_loss: bool, has_start: bool) -> Outliers:
+    """Return the losses or norms of a run that stand out.
+
+    NaN, inf and 0 are no neighbors: equal rewards have a loss of 0. The first tenth of
+    a series is its start, in which larger numbers are usual, except of one that has
+    begun before the first row.
+    """
+    where = np.flatnonzero(np.isfinite(series) & (series != 0))
+    x, rows, rise = series[where], np.zeros(len(series), bool), None
+    usual = np.full(len(series), np.nan)
+    if len(x) >= _FEWEST:
+        start = -(-len(x) // 10) if has_start or where[0] > 0 else _FEW
+        of = _high_losses if is_loss and len(x) >= _FEWEST_LOSSES else _spikes
+        rows[where], usual[where], rise = of(x, start)
+    if rise is not None:
+        first, level = rise
+        usual[rise := int(where[first])] = level
+    return Outliers(rows, usual, rise)
+
+
+def _spikes(x: np.ndarray, start: int) -> _Found:
+    """Return the norms above ten times their neighbors, and a rise that lasts."""
+    if not 0 < _TIMES * x.min() <= x.max():
+        return np.zeros(len(x), bool), x, None
+    before, after = _medians_before(x), _medians_before(x[::-1])[::-1]
+    # After the last rows there are none, so that those before decide.
+    low = np.fmax(_least_before(before[:-1]), _least_before([0, *after[-2:0:-1]])[::-1])
+    bursts, usual = [], np.fmax(before[:-1], after[1:])
+    scores = np.log(x / usual)
+    spread = np.median(np.abs(scores - np.median(scores)))
+    least = max(_TIMES, np.exp(_DEVIATIONS_OF_LOGS * 1.4826 * spread))
+    for first, end in spans((x >= _TIMES * low) & (np.arange(len(x)) >= start)):
+        level = np.fmax(before[first], after[end])
+        if end - first <= _LONGEST and x[first:end].max() >= least * level:
+            bursts.append((first, end))
+            usual[first:end] = level
+    rows = _apart(np.log(x / usual), bursts, start, _GAP)
+    last, rise = np.median(x[-_NEIGHBORS:]), None
+    low_rows = start + np.flatnonzero(x[start:] < last / _TIMES)
+    if low_rows.size:
+        level = np.median(x[start : low_rows[-1] + 1])
+        first = int(np.flatnonzero(x < _TIMES * level)[-1]) + 1
+        if last >= _LEVEL * level and len(x) - first >= _LASTS:
+            rise = first, float(level)
+    return rows, usual, rise
+
+
+def _high_losses(x: np.ndarray, start: int) -> _Found:
+    """Return the losses above mean + 6 std of those before, and a rise that lasts."""
+    rows, size = np.arange(len(x)), min(_LOSSES, len(x) - 1, max(_FEWER, len(x) // 4))
+    windows = _windows_before(x, rows, size)
+    # Logs round losses, so that a std below the last digit is not known.
+    digit = np.diff(np.unique(x)).min(initial=np.abs(x).max())
+    z, usual = _deviations(x, windows, digit), np.median(windows, axis=1)
+    bursts, rise = [], None
+    for first, end in spans((z > _DEVIATIONS) & (rows >= start)):
+        level, later = usual[first], x[first:]
+        risen = np.median(later)
+        highest = _RISE * level if level > 0 else x[start:first].max(initial=level)
+        stays = len(later) >= _LASTS and np.mean(later > (level + risen) / 2) >= 0.9
+        if rise is None and stays and risen > highest:
+            rise = first, float(level)
+        # The rows after it are neighbors too, where there are enough.
+        after = _windows_before(x[::-1], len(x) - 1 - rows[first:end], size)
+        is_last = len(x) - end < _FEWEST_LOSSES
+        if is_last or np.any(_deviations(x[first:end], after, digit) > _DEVIATIONS):
+            bursts.append((first, end))
+    score = np.log(np.maximum(z, 1))
+    found = _apart(score, bursts, start, _GAP_OF_LOSSES)
+    return found, usual, rise
+
+
+def _deviations(x: np.ndarray, windows: np.ndarray, digit: float = 0.0) -> np.ndarray:
+    """Return how many std numbers lie above the mean of their windows, in logs too."""
+    least = _LEAST_STD * np.mean(np.abs(windows), axis=1, keepdims=True)
+    z = _z(x, windows, np.maximum(least, digit))
+    if min(windows.min(), x.min()) <= 0:
+        return z
+    in_logs = _z(np.log(x), np.log(windows), np.full_like(least, _LEAST_STD))
+    return np.minimum(z, _IN_LOGS * in_logs)
+
+
+def _z(x: np.ndarray, windows: np.ndarray, least: np.ndarray) -> np.ndarray:
+    distances = np.abs(windows - np.median(windows, axis=1, keepdims=True))
+    spread = np.maximum(np.median(distances, axis=1, keepdims=True), least)
+    is_usual = distances <= _FAR * spread
+    std = np.std(windows, axis=1, where=is_usual)
+    return (x - np.mean(windows, axis=1, where=is_usual)) / np.maximum(std, least[:, 0])
+
+
+def _apart(
+    score: np.ndarray,
+    bursts: list[tuple[int, int]],
+    start: int,
+    least: float,
+) -> np.ndarray:
+    """Return the rows of the bursts above a gap in the scores, which are logs."""
+    rows, is_other = np.zeros(len(score), bool), np.arange(len(score)) >= start
+    for first, end in bursts:
+        is_other[max(0, first - 1) : end + 1] = False
+    others = np.sort(score[is_other])[::-1]
+    # Gaps between the largest of a power law are exponential; the mean is of so many.
+    size = min(len(others) // 2, max(_NEIGHBORS, int(np.sqrt(len(others)))))
+    excess = np.mean(others[:size] - others[size]) if size else 0.0
+    gap = max(np.log(least), (_CHANCE ** (-1 / max(size, 1)) - 1) * size * excess)
+    bursts = sorted(bursts, key=lambda burst: -score[slice(*burst)].max())
+    peaks = [score[slice(*burst)].max() for burst in bursts]
+    steps = -np.diff([*peaks, others.max(initial=0.0)])
+    # The lowest gap is chosen above which bursts are rare and no alternation.
+    for i in np.flatnonzero(steps >= gap)[::-1]:
+        firsts = [first for first, _ in bursts[: i + 1]]
+        if len(firsts) <= max(_FEW, _RARE * len(score)) and not is_regular(firsts):
+            for first, end in bursts[: i + 1]:
+                rows[first:end] = True
+            break
+    return rows
+
+
+def is_regular(rows: list[int]) -> bool:
+    """Return whether rows, four or more, have equal distances, as in alternation."""
+    return len(rows) >= _FEW and len({*np.diff(sorted(rows))}) == 1
+
+
+def _medians_before(x: np.ndarray) -> np.ndarray:
+    """Return the median of up to ten entries before each, and of the last ten."""
+    padded = np.concatenate([np.full(_NEIGHBORS, np.nan), x])
+    ordered = np.sort(sliding_window_view(padded, _NEIGHBORS), axis=1)
+    rows = np.arange(len(ordered))
+    return ordered[rows, np.clip(rows - 1, 0, _NEIGHBORS - 1) // 2]
+
+
+def _least_before(x: np.ndarray | list[float]) -> np.ndarray:
+    """Return the least of each entry and the 15 before it, without NaN."""
+    padded = [np.full(_LONGEST - 1, np.inf), np.nan_to_num(x, nan=np.inf)]
+    return sliding_window_view(np.concatenate(padded), _LONGEST).min(axis=1)
+
+
+def _windows_before(x: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
+    """Return as many entries before each row; at the start some are after it."""
+    index = np.maximum(rows - size, 0)[:, None] + np.arange(size)
+    return x[index + (index >= rows[:, None])]
+
+
+def spans(flags: np.ndarray) -> list[tuple[int, int]]:
+    """Return the first row of each run of flags, and the row after its last."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags, [0]])))
+    return [(int(i), int(j)) for i, j in edges.reshape(-1, 2)]

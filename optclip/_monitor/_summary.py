@@ -56,13 +56,14 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
       ValueError: The state contains no record.
     """
     most = _validate.length("most", most)
-    steps = None
+    steps = loss = None
     if isinstance(opt_state, Mapping) and np.ndim(opt_state.get("step", 0)) == 1:
         columns = read(opt_state)
-        names, steps = without_skipped(fields_by_name(columns)), columns["step"]
+        every, steps = fields_by_name(columns), columns["step"]
+        names, loss = without_skipped(every), columns.get("loss")
     else:
         numbers = _metrics_in(opt_state)
-        names = fields_by_name({key: np.array([x]) for key, x in numbers.items()})
+        names = every = fields_by_name({k: np.array([x]) for k, x in numbers.items()})
     last = {name: at(fields, -1) for name, fields in names.items()}
     clips = clips_in(names)
     lines = [line for name in clips for line in _lines_of(name, last[name], most)]
@@ -71,7 +72,8 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
         for name, fields in last.items()
         if PROBE_FIELDS[0] in fields
     ]
-    return "\n".join([*lines, *verdicts({name: names[name] for name in clips}, steps)])
+    findings = verdicts({name: every[name] for name in clips}, steps, loss)
+    return "\n".join([*lines, *findings])
 
 
 def _lines_of(name: str, fields: Fields, most: int) -> list[str]:

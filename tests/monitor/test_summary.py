@@ -89,7 +89,8 @@ def test_summary_of_step_names_extremes_and_rates(step, line):
                 "clip: 2 norms, clipped in up to 100% of the steps, not finite in up to 1",
                 "     0%  nan       first (clipped in 50%, not finite in 1)",
                 "   100%  4         second (clipped in 100%)",
-                "-> clip: not finite in the last step: first.",
+                "-> clip: not finite, first in"
+                " first. Call optclip.explain with the batch of that step.",
             ],
         ),
         (
@@ -129,7 +130,7 @@ def test_summary_of_groups_has_a_line_each_up_to_most(parts, lines):
 def test_summary_order_is_by_nonfinite_steps_or_norm():
     """Once parameters are NaN all leaves are; the first was so in most steps."""
     nan = metrics_of(a=(math.nan, 0.0, 1), b=(math.nan, 0.0, 2))
-    assert [line.split()[2] for line in lines_of(nan)[1:]] == ["b", "a"]
+    assert [line.split()[2] for line in lines_of(nan)[1:3]] == ["b", "a"]
     step = metrics_of(a=(1.0, 2 / 3, 0), b=(6.0, 1 / 3, 0))
     a, b = (
         "     3%  1         a (clipped in 67%)",
@@ -167,7 +168,8 @@ def test_summary_of_global_norm_lists_recorded_leaves():
     assert first.startswith("clip: norm nan")
     assert first.endswith("clipped in 50% of 2 steps, not finite in 1")
     assert rest[:2] == ["     0%  nan       b", "   100%  4         norm/rate"]
-    assert rest[2:] == ["-> clip: not finite in the last step: b."]
+    assert "not finite in 1 of 2 steps, also in the last one, first in b" in rest[2]
+    assert "the step was applied" in rest[2]
 
 
 def test_summary_of_ensemble_asks_for_one_member():

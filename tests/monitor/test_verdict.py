@@ -11,6 +11,7 @@ from tests.support.steps import over_steps, unstacked
 
 STEADY = np.linspace(1.0, 1.2, 130, dtype=np.float32)
 SPIKE = np.where(np.arange(130) == 60, 900, STEADY).astype(np.float32)
+NEARLY = np.where(np.arange(130) == 60, 9, STEADY).astype(np.float32)
 DEAD = np.where(np.arange(130) < 20, STEADY, 0).astype(np.float32)
 SKIP = optclip.skip(optax.sgd(1.0), max_norm=30.0)
 SHIFT = np.where(np.arange(130) < 80, STEADY, 12 * STEADY).astype(np.float32)
@@ -35,23 +36,21 @@ def lines_of(tx, sizes):
 @pytest.mark.parametrize(
     ("tx", "sizes", "words"),
     [
-        (GLOBAL(0.05), STEADY, "clipped in 100% of 130 steps, so the effective"),
+        (GLOBAL(0.05), STEADY, "clipped in 100% of 130 steps, usually to 0.0"),
         (GLOBAL(1.3), STEADY, ""),
-        (GLOBAL(1e-8), 100 * STEADY[:9], "makes updates smaller than the eps of Adam"),
         (GLOBAL(1e-2), STEADY[:9], ""),
-        (GLOBAL(99.0), STEADY, "no step of 130 exceeded the threshold 99"),
+        (GLOBAL(99.0), STEADY, ""),
         (GLOBAL(np.inf), STEADY, ""),
-        (GLOBAL(99.0), STEADY[:50], ""),
         (optclip.skip(optax.sgd(1.0), max_norm=0.1), STEADY, "last 130 steps were skipped"),
         (optclip.skip(optax.sgd(1.0), max_norm=30.0), SPIKE[50:70], ""),
-        (optclip.skip(GLOBAL(0.05), max_norm=30.0), LAST, "coefficient, 0.037 in the"),
+        (optclip.skip(GLOBAL(0.05), max_norm=30.0), LAST, "usually to 0.0"),
         (optclip.skip(PART, max_norm=30.0), LAST, ""),
         (GLOBAL(1.3), LAST, ""),
     ],
 )  # fmt: skip
 def test_summary_ends_with_verdict_on_rate_coefficient_and_skips(tx, sizes, words):
     for lines in lines_of(tx, sizes):
-        others = "the largest norm", "recorded steps:"
+        others = "times its neighbors", "recorded steps:"
         line = "".join(x for x in lines.splitlines() if not any(o in x for o in others))
         assert words in line if words else not line
 
@@ -61,21 +60,25 @@ def test_summary_ends_with_verdict_on_rate_coefficient_and_skips(tx, sizes, word
     [
         (AVERAGED, SPIKE, "the threshold rose from"),
         (GLOBAL(thresholds.zscore(skip_spikes=True)), SPIKE, ""),
-        (SKIP, SPIKE[50:70], "times the median, in step 10"),
-        (SKIP, SPIKE[50:70], "skipped 1 of 20 recorded steps: 10."),
+        (SKIP, SPIKE[50:70], "norm 1006 in step 10, 818 times its neighbors, skipped"),
+        (
+            optclip.skip(optax.sgd(1.0), max_norm=1.3),
+            NEARLY,
+            "skipped 1 of 130 recorded steps: 60.",
+        ),
         (
             SKIP,
             np.where(np.arange(60) % 4, 1, 99),
             "skipped 25% of 60 steps. Spikes are rarer",
         ),
-        (SKIP, SPIKE.repeat(2)[100:140], "of 40 recorded steps: 20 to 21."),
+        (SKIP, SPIKE.repeat(2)[100:140], "(steps 20 to 21)"),
         (
             SKIP,
             np.where(np.arange(60) % 3, 99, 1).astype(np.float32),
             "40 of the last 59 steps were skipped",
         ),
         (SKIP, STEADY, ""),
-        (AVERAGED, DEAD, "the rule has stopped learning"),
+        (AVERAGED, DEAD, "norms have been 0 since step 20"),
         (GLOBAL(optax.constant_schedule(1.15)), STEADY, ""),
         (GLOBAL(ENDED), STEADY, ""),
         (GLOBAL(RISING), SPIKE, ""),
@@ -89,17 +92,16 @@ def test_summary_of_history_ends_with_verdict_on_the_steps(tx, sizes, words):
 
 
 def test_summary_names_no_norm_below_ten_times_the_median():
-    sizes = np.where(np.arange(130) == 60, 9, STEADY).astype(np.float32)
-    assert lines_of(GLOBAL(np.inf), sizes) == ["", ""]
+    assert lines_of(GLOBAL(np.inf), NEARLY) == ["", ""]
 
 
 @pytest.mark.parametrize(
     ("norms", "words"),
     [
-        ((9.0, 1.0), "a has 99% of the squared norm"),
+        ((9.0, 1.0), ""),
         ((9.0, 8.0), ""),
-        ((np.nan, 1.0), "not finite in the last step: a."),
-        ((np.nan, np.nan), ""),
+        ((np.nan, 1.0), "not finite in 1 of 1 steps, since step 0, first in a;"),
+        ((np.nan, np.nan), "; the step was applied: the parameters are probably NaN"),
     ],
 )
 def test_summary_names_leaf_that_dominates_or_is_not_finite(norms, words):

@@ -160,7 +160,7 @@ def test_report_reads_each_format(report, content, options, key, last):
     assert norm["steps"] == SIZE + norm["nonfinite"]
     np.testing.assert_allclose(norm["median"], np.median(NORMS), rtol=1e-12)
     assert norm["largest"] == 40.0
-    assert any("40, was" in finding for finding in document["verdict"])
+    assert any("40 in step" in finding for finding in document["verdict"])
 
 
 PROBE = ["largest_norm", "mean_coefficient", "clipped", "fraction", "nonfinite"]

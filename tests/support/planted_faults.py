@@ -292,14 +292,14 @@ FAULTS = [
     ),
     Fault(
         "_monitor/_verdict.py",
-        "norm, threshold = norm[is_set], threshold[is_set]",
-        "threshold = threshold[is_set]",
+        "if not rows.any() or (rows & ~run.explained).any():",
+        "if True:",
         "monitor/test_verdict.py",
     ),
     Fault(
-        "_monitor/_verdict.py",
-        "if finite[at] > _SPIKE * median > 0:",
-        "if finite[at] > median > 0:",
+        "_monitor/_outliers.py",
+        "x[first:end].max() >= least * level",
+        "x[first:end].max() >= level",
         "monitor/test_verdict.py",
     ),
     Fault(
