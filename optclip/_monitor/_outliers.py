@@ -116,6 +116,7 @@ def _high_losses(x: np.ndarray, start: int) -> _Found:
     """Return the losses above mean + 6 std of those before, and a rise that lasts."""
     rows, size = np.arange(len(x)), min(_LOSSES, len(x) - 1, max(_FEWER, len(x) // 4))
     windows = _windows_before(x, rows, size)
+    start = max(start, min(_FEWEST_LOSSES - 1, len(x) // 2))
     # Logs round losses, so that a std below the last digit is not known.
     digit = np.diff(np.unique(x)).min(initial=np.abs(x).max())
     z, usual = _deviations(x, windows, digit), np.median(windows, axis=1)

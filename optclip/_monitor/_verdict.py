@@ -387,11 +387,11 @@ def _of_thresholds(run: _Run) -> Iterator[_Finding]:
                         f" {fields['norm'][part][first:end].max():.4g}, so later spikes"
                         f" pass. {remedy}.",
                     )
-    every = [x for fields in run.names.values() for x in fields["norm"].values()]
-    largest = np.nanmax([np.zeros(len(run.steps)), *every], axis=0)
-    zeros = len(largest) - 1 - max(np.flatnonzero(largest), default=-1)
+    norms = [x for fields in run.names.values() for x in fields["norm"].values()]
+    is_positive = np.any(np.array(norms) != 0, axis=0)
+    zeros = len(is_positive) - 1 - max(np.flatnonzero(is_positive), default=-1)
     # Rewards are equal in some steps, but a loss that was detached stays so.
-    if zeros >= _MANY and np.mean(largest[:-zeros] > 0) >= _NEARLY_ALL:
+    if zeros >= _MANY and np.sum(is_positive) >= _NEARLY_ALL * len(norms[0][:-zeros]):
         yield _Finding(
             run.explained & False,
             f"all norms have been 0 since step {run.steps[-zeros]:.0f}, so that nothing"
@@ -400,28 +400,37 @@ def _of_thresholds(run: _Run) -> Iterator[_Finding]:
 
 
 def _of_rates(run: _Run) -> Iterator[_Finding]:
-    """Yield that clipping shrinks the updates, most for the sake of one leaf."""
-    for name, fields in run.names.items():
-        steps, rate = (only(fields, x, [0])[-1] for x in ("steps", "rate"))
-        coefficients = only(fields, "coefficient", np.zeros(1))
-        coefficients = coefficients[np.isfinite(coefficients)]
-        usual = np.median(coefficients) if coefficients.size else 0
+    """Yield that clipping shrinks the updates, perhaps for the sake of one leaf."""
+    often = [
+        name
+        for name, fields in run.names.items()
+        if np.max([x[-1] for x in fields.get("rate", {"": [0]}).values()])
+        >= _NEARLY_ALL
+        and "skipped" not in fields
+    ]
+    # The last of several decides the length of the updates.
+    for name in often[-1:]:
+        fields = run.names[name]
+        steps, coefficients = (only(fields, x, [0]) for x in ("steps", "coefficient"))
+        coefficients = np.array(coefficients)[np.isfinite(coefficients)]
+        usual = np.median(coefficients) if coefficients.size else 0.0
         # Normalization also lengthens updates, so that its threshold is a length.
-        is_length = "skipped" in fields or np.any(coefficients > 1)
-        is_often = steps >= _ENOUGH and rate >= _NEARLY_ALL and not is_length
-        if "" in fields.get("fraction", {}) or not (is_often and 0 < usual < _SHRINKS):
+        is_length = "" in fields.get("fraction", {}) or np.any(coefficients > 1)
+        if steps[-1] < _ENOUGH or is_length or not 0 < usual < _SHRINKS:
             continue
-        norms = np.array([x[-1] for x in fields.get("leaf_norm", {"": [0.0]}).values()])
-        largest = int(np.argmax(fractions_of(norms)))
+        leaves = fields.get("leaf_norm", {"": [0.0]})
+        fractions = fractions_of(np.array([x[-1] for x in leaves.values()]))
         advice = "Unless updates of this length are wanted, raise the threshold:"
         advice += " optclip.suggest chooses one."
-        if len(norms) >= _LEAVES and fractions_of(norms)[largest] > _ALONE:
-            advice = f"{[*fields['leaf_norm']][largest]} has over 99% of the squared"
+        if len(leaves) >= _LEAVES and fractions.max() > _ALONE:
+            advice = (
+                f"{[*leaves][int(np.argmax(fractions))]} has over 99% of the squared"
+            )
             advice += " norm. Clip it separately (over='leaf' or groups)."
         yield _Finding(
             run.explained & False,
-            f"{name}: clipped in {percent(float(rate))} of {steps:.0f} steps, usually"
-            f" to {usual:.2g} of the norm. {advice}",
+            f"{name}: clipped in {percent(float(fields['rate'][''][-1]))} of"
+            f" {steps[-1]:.0f} steps, usually to {usual:.2g} of the norm. {advice}",
         )
 
 
