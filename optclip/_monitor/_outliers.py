@@ -19,6 +19,7 @@ _RISE, _LASTS = 1.5, 10
 # Equal losses have no std, so that a fraction of them is the least. Losses this many
 # median deviations (6 std) from the median are bursts, which no std contains.
 _LEAST_STD, _FAR = 0.01, 9
+_LONG = 20_000
 # The least number of norms, and of losses, of which one is their neighbor.
 _FEWEST, _FEWEST_LOSSES = 5, 9
 # Outliers lie above all other rows by such a factor, and by a gap that the tail of the
@@ -114,35 +115,39 @@ def _spikes(x: np.ndarray, start: int) -> _Found:
 
 def _high_losses(x: np.ndarray, start: int) -> _Found:
     """Return the losses above mean + 6 std of those before, and a rise that lasts."""
-    rows, size = np.arange(len(x)), min(_LOSSES, len(x) - 1, max(_FEWER, len(x) // 4))
-    windows = _windows_before(x, rows, size)
-    start = max(start, min(_FEWEST_LOSSES - 1, len(x) // 2))
+    count, size = len(x), min(_LOSSES, len(x) - 1, max(_FEWER, len(x) // 4))
+    rows, start = np.arange(count), max(start, min(_FEWEST_LOSSES - 1, count // 2))
+    # Rows of a long log share windows.
+    shared = 1 + count // _LONG
+    windows = _windows_before(x, rows[::shared], size)
     # Logs round losses, so that a std below the last digit is not known.
     digit = np.diff(np.unique(x)).min(initial=np.abs(x).max())
-    z, usual = _deviations(x, windows, digit), np.median(windows, axis=1)
-    bursts, rise = [], None
-    for first, end in spans((z > _DEVIATIONS) & (rows >= start)):
-        level, later = usual[first], x[first:]
-        risen = np.median(later)
+    z = _deviations(x, windows, digit)
+    usual = np.median(windows, axis=1)[rows // shared]
+    is_high = (z > _DEVIATIONS) & (rows >= start)
+    # The rows after it are neighbors too, where there are enough.
+    is_burst, high_rows = is_high.copy(), np.flatnonzero(is_high)
+    after = _windows_before(x[::-1], count - 1 - high_rows, size)
+    is_burst[high_rows] = _deviations(x[high_rows], after, digit) > _DEVIATIONS
+    bursts, rise, last = [], None, np.median(x[-_LASTS:])
+    for first, end in spans(is_high):
+        level = usual[first]
         highest = _RISE * level if level > 0 else x[start:first].max(initial=level)
-        stays = len(later) >= _LASTS and np.mean(later > (level + risen) / 2) >= 0.9
-        if rise is None and stays and risen > highest:
-            rise = first, float(level)
-        # The rows after it are neighbors too, where there are enough.
-        after = _windows_before(x[::-1], len(x) - 1 - rows[first:end], size)
-        is_last = len(x) - end < _FEWEST_LOSSES
-        if is_last or np.any(_deviations(x[first:end], after, digit) > _DEVIATIONS):
+        if rise is None and last > highest and count - first >= _LASTS:
+            middle = (level + np.median(x[first:])) / 2
+            if middle > (level + highest) / 2 and np.mean(x[first:] > middle) >= 0.9:
+                rise = first, float(level)
+        if count - end < _FEWEST_LOSSES or is_burst[first:end].any():
             bursts.append((first, end))
     score = np.log(np.maximum(z, 1))
-    found = _apart(score, bursts, start, _GAP_OF_LOSSES)
-    return found, usual, rise
+    return _apart(score, bursts, start, _GAP_OF_LOSSES), usual, rise
 
 
 def _deviations(x: np.ndarray, windows: np.ndarray, digit: float = 0.0) -> np.ndarray:
     """Return how many std numbers lie above the mean of their windows, in logs too."""
     least = _LEAST_STD * np.mean(np.abs(windows), axis=1, keepdims=True)
     z = _z(x, windows, np.maximum(least, digit))
-    if min(windows.min(), x.min()) <= 0:
+    if min(windows.min(initial=1), x.min(initial=1)) <= 0:
         return z
     in_logs = _z(np.log(x), np.log(windows), np.full_like(least, _LEAST_STD))
     return np.minimum(z, _IN_LOGS * in_logs)
@@ -152,8 +157,10 @@ def _z(x: np.ndarray, windows: np.ndarray, least: np.ndarray) -> np.ndarray:
     distances = np.abs(windows - np.median(windows, axis=1, keepdims=True))
     spread = np.maximum(np.median(distances, axis=1, keepdims=True), least)
     is_usual = distances <= _FAR * spread
-    std = np.std(windows, axis=1, where=is_usual)
-    return (x - np.mean(windows, axis=1, where=is_usual)) / np.maximum(std, least[:, 0])
+    mean = np.mean(windows, axis=1, where=is_usual)
+    std = np.maximum(np.std(windows, axis=1, where=is_usual), least[:, 0])
+    window = np.arange(len(x)) // max(1, -(-len(x) // max(1, len(windows))))
+    return (x - mean[window]) / std[window]
 
 
 def _apart(
