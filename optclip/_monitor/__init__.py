@@ -10,7 +10,7 @@ from ._history import (
     text_of,
 )
 from ._metrics import PROBE_FIELDS, Metric, metrics, metrics_of, percent, states_in
-from ._outliers import stands_out
+from ._outliers import outliers, stands_out
 from ._run import (
     Fields,
     at,

@@ -334,6 +334,21 @@ def test_page_is_one_file_with_described_plots_for_a_phone(
         assert struct.unpack(">I", png[16:20]) == (740,)
 
 
+def test_report_names_and_draws_high_loss_of_each_format(command, log, tmp_path):
+    path = tmp_path / "page.html"
+    losses = 2.5 + 0.01 * (np.arange(SIZE) % 7) + 4 * (np.arange(SIZE) == 70)
+    rows = [
+        {"Step": i, "train/loss": float(x), "grad_norm": 1.0}
+        for i, x in enumerate(losses)
+    ]
+    table = [",".join(map(str, row.values())) for row in rows]
+    table = "\n".join([",".join(rows[0]), *table, ""])
+    for content in (lines(rows), "\n".join(map(str, rows)), table):
+        _, out, _ = command("report", log(content), "--html", path, "--force")
+        assert "-> loss 6.5 in step 70, 2.6 times its running median." in out
+        assert "loss at each step" in Page(path.read_text()).captions
+
+
 def test_page_requires_matplotlib(command, log, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     path = tmp_path / "page.html"
