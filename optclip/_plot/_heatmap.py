@@ -10,6 +10,8 @@ from ._style import Axes
 
 # More columns and rows than these cannot be distinguished in a figure.
 _COLUMNS, _ROWS = 200, 60
+# Norms below this fraction of the largest in their column are rounding noise.
+_NOISE = 1e-6
 # Its lightness rises evenly over a wide range, and no norm is white.
 _COLORS = "viridis"
 
@@ -22,6 +24,7 @@ def heatmap(
     Parts that differ only in a last number, such as the layers of `optclip.layers`, are
     rows in its order. Of more than 200 steps, each column shows the largest norm of
     several. Of more than 60 leaves, those with the largest medians are shown.
+    Norms below 1e-6 of the largest in their step do not widen the range of colors.
     Non-finite norms, and steps that were not logged, are white.
 
     Example:
@@ -56,15 +59,19 @@ def heatmap(
     order = _with_layers_in_order(sorted(parts, key=lambda key: -size[key])[:_ROWS])
     columns, (left, right) = _columns_of(steps.at)
     rows = np.stack([_largest(finite[key], columns) for key in order])
+    in_range = rows[rows >= _NOISE * np.fmax.reduce(rows)]
     longest = max(map(len, order))
     width = max(_style.WIDTH, 4.5 + 0.075 * longest)
     ax = _style.new_axes(ax, height=1.6 + 0.24 * len(order), width=width)
     image = ax.imshow(
         rows, aspect="auto", cmap=_COLORS, interpolation="nearest", norm="log",
         extent=(left, right, len(order) - 0.5, -0.5),
+        vmin=in_range.min(), vmax=in_range.max(),
     )  # fmt: skip
-    bar = ax.figure.colorbar(image, ax=ax, label="norm")
-    _style.set_log_ticks(bar.ax.yaxis, rows[np.isfinite(rows)])
+    has_noise = np.fmin.reduce(rows, axis=None) < in_range.min()
+    extend = "min" if has_noise else "neither"
+    bar = ax.figure.colorbar(image, ax=ax, label="norm", extend=extend)
+    _style.set_log_ticks(bar.ax.yaxis, in_range)
     small = _style.small(ax)
     ax.set_yticks(range(len(order)), order, fontsize=small, parse_math=False)
     is_part = len(order) < len(parts)

@@ -209,6 +209,17 @@ def test_heatmap_shows_sixty_leaves_and_two_hundred_steps():
     assert ax.get_yticklabels()[0].get_text() == "w68"
 
 
+def test_heatmap_colors_exclude_norms_of_rounding_noise():
+    """A norm that was large in another step counts, as before a layer is frozen."""
+    decay = np.geomspace(1e3, 1e-5, 9)
+    kernels = {"clip/norm/k": decay, "clip/norm/q": 2e-6 * decay}
+    noise = {"clip/norm/key_bias": 1e-9 * decay}
+    image = plot.heatmap(kernels | noise).images[0]
+    np.testing.assert_allclose(image.get_clim(), [2e-11, 1e3])
+    assert image.colorbar.extend == "min"
+    assert plot.heatmap(kernels).images[0].get_clim() == image.get_clim()
+
+
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.distribution])
 def test_plot_of_several_clips_without_name_raises(draw):
     groups = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
