@@ -74,8 +74,6 @@ def noting_engines() -> Iterator[list[Noted]]:
 
 _OF_UPDATE = ("updates", "state", "params")
 
-# The thresholds that no gradient changes.
-_FIXED = (Constant, Schedule)
 
 # The shape of a placeholder's norms. It is not a scalar's, so that a sum of norms is
 # not mistaken for the norms.
@@ -113,8 +111,9 @@ class Engine:
     @functools.cached_property
     def measured(self) -> str:
         """The norm and the scope, as the key of a memory: `"Norm 2 0 of EachLeaf"`."""
-        both = map(_in_words, (self.clip.norm, self.clip.scope))
-        return _packed_state.as_key(" of ".join(both))
+        return _packed_state.as_key(
+            f"{_in_words(self.clip.norm)} of {_in_words(self.clip.scope)}"
+        )
 
     @property
     def no_state(self) -> ClipState:
@@ -225,8 +224,7 @@ class Engine:
         """Return a memory under the key of its norm, unless nothing is learned."""
         learns = self.clip.norm.remembers or self.rules.learning
         # A fixed threshold keeps the memory of a rule that it replaces.
-        is_named = learns or jax.tree.leaves(memory)
-        return {self.measured: memory} if is_named else memory
+        return {self.measured: memory} if learns or jax.tree.leaves(memory) else memory
 
     def _split(
         self, memory: list[PyTree], layout: Layout
@@ -256,7 +254,9 @@ class Engine:
         new = _record.of_step(
             decision.layout, self.clip.scope, outcomes,
             itemized=self.is_itemized,
-            by_rule=any(not isinstance(x, _FIXED) for x in self.rules.each),
+            by_rule=any(
+                not isinstance(x, Constant | Schedule) for x in self.rules.each
+            ),
         )  # fmt: skip
         return new._replace(clip_leaf_norm=decision.leaf_norms)
 

@@ -43,51 +43,84 @@ _SHORTEST, _LONGEST = 256, 4096
 # consumer, with other roundings, and none of them must miss the largest.
 _NEAR = 1e-6
 
+# Smaller norms than this fraction of the largest one are rounding noise: the gradient
+# of a key bias is 0, and is computed as 1e-9. Their ratios to a learned threshold are
+# as large as those of other norms.
+_NOISE = 1e-6
+
 Values = list[jax.Array]
 
 
-def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
+def of_most_exceeded(
+    outcomes: list[BlockOutcome], *, by_rule: bool = False
+) -> ClipRecord:
     """Return the record of the norm that exceeds its threshold most.
 
     Counts and flags cover all norms.
+
+    Args:
+      outcomes: Of all blocks.
+      by_rule: Whether a rule sets a threshold. Norms below 1e-6 of the largest one then
+        take no part in the choice.
     """
     # A reduction of several arrays has no derivative, so recorded norms are constants.
     outcomes = lax.stop_gradient(outcomes)
     dtype = max((outcome.norm.dtype for outcome in outcomes), key=lambda d: d.itemsize)
-    here = [_as_vectors(outcome) for outcome in outcomes if _is_here(outcome)]
-    split = [_across_devices(outcome) for outcome in outcomes if not _is_here(outcome)]
-    entries = [[x.astype(dtype) for x in values] for values in split]
-    here = _placement.together(here)
-    if here:
-        # All leaves are reduced together, so that a GPU launches no kernel for each.
-        columns = zip(*here, strict=True)
-        joined = [
-            jnp.concatenate([x.astype(dtype) for x in column]) for column in columns
-        ]
-        entries.append(_over_axes(joined))
+    small = [x for x in outcomes if _is_small(x)]
+    rest = [x for x in outcomes if not _is_small(x)]
+    # All leaves are reduced together, so that a GPU launches no kernel for each.
+    here = [_joined([_as_vectors(x) for x in small], dtype)] if small else []
+    if by_rule:
+        limit = _noise_limit(here, rest)
+        here = [[_without_noise(norm, limit), *more] for norm, *more in here]
+        rest = [x._replace(norm=_without_noise(x.norm, limit)) for x in rest]
+    here += [_as_vectors(x) for x in rest if _is_here(x)]
+    split = [_across_devices(x, dtype) for x in rest if not _is_here(x)]
+    entries = [*split, _over_axes(_joined(here, dtype))] if here else split
     entries = _placement.together(entries)
     values = entries[0]
     if len(entries) > 1:
         values = _over_axes([jnp.stack(x) for x in zip(*entries, strict=True)])
     norm, threshold, coefficient, nonfinite, clipped = values
-    count = clipped.astype(jnp.float32)
     axes = [_axis_names.split_axes(x.clipped, x.declared.axis_name) for x in outcomes]
-    sizes = map(_axis_names.axes_size, axes)
-    number = sum(x.total() * n for x, n in zip(outcomes, sizes, strict=True))
+    pairs = zip(outcomes, axes, strict=True)
+    number = sum(x.total() * _axis_names.axes_size(y) for x, y in pairs)
     return ClipRecord(
         clip_norm=norm,
         clip_threshold=threshold,
         clip_coefficient=coefficient,
-        clip_fraction=count / _leaves.count_as(number, jnp.float32),
+        clip_fraction=clipped.astype(jnp.float32)
+        / _leaves.count_as(number, jnp.float32),
         clip_clipped=clipped > 0,
         clip_nonfinite=nonfinite > 0,
     )
 
 
-def _values(outcome: BlockOutcome) -> Values:
+def _joined(entries: list[Values], dtype: jnp.dtype) -> Values:
+    """Return vectors of one dtype, joined on one device."""
+    columns = zip(*_placement.together(entries), strict=True)
+    return [jnp.concatenate([x.astype(dtype) for x in column]) for column in columns]
+
+
+def _noise_limit(joined: list[Values], rest: list[BlockOutcome]) -> jax.Array:
+    """Return the norm below which norms are noise."""
+    peaks = [jnp.max(_size(norm)) for norm, *_ in joined]
+    for x in rest:
+        peak, axes = jnp.max(_size(x.norm)), _declared_axes(x)
+        peaks.append(_collectives.reduced_over(lax.pmax, peak, axes))
+    return _NOISE * functools.reduce(jnp.maximum, _placement.together(peaks))
+
+
+def _without_noise(norm: jax.Array, limit: jax.Array) -> jax.Array:
+    """Return norms, and 0 for noise, whose ratio to any threshold is then 0."""
+    is_noise = norm < _placement.beside(limit, norm).astype(norm.dtype)
+    return jnp.where(is_noise, jnp.zeros_like(norm), norm)
+
+
+def _values(outcome: BlockOutcome, dtype: Any = None) -> Values:
     """Return the values of `_over_axes`, which broadcast to the norms."""
     columns = (*outcome[:3], outcome.nonfinite, outcome.clipped)
-    return [x.astype(outcome.norm.dtype) for x in columns]
+    return [x.astype(dtype or outcome.norm.dtype) for x in columns]
 
 
 def _as_vectors(outcome: BlockOutcome) -> Values:
@@ -104,11 +137,13 @@ def _as_vectors(outcome: BlockOutcome) -> Values:
     lengths = range(_LONGEST, _SHORTEST - 1, -1)
     length = next((n for n in lengths if size % n == 0), shape[-1])
     rows = [jnp.broadcast_to(x, shape).reshape(-1, length) for x in values]
-    rank = _rank(rows[0], rows[1] if values[1].ndim else values[1])
-    return list(_along_last(rank, *rows)[1:])
+    _, *found = _along_last(
+        _rank(rows[0], rows[1] if values[1].ndim else values[1]), *rows
+    )
+    return found
 
 
-def _across_devices(outcome: BlockOutcome) -> Values:
+def _across_devices(outcome: BlockOutcome, dtype: jnp.dtype) -> Values:
     """Return the values of `_over_axes` over all devices that share the block."""
     values, declared = _values(outcome), outcome.declared.axis_name
     axes = [_axis_names.split_axes(x, declared) for x in values]
@@ -118,7 +153,7 @@ def _across_devices(outcome: BlockOutcome) -> Values:
         values[:3] = _most_exceeded(values[:3], split, is_common=is_common)
     for i in (3, 4):
         values[i] = _collectives.reduced_over(lax.psum, values[i], axes[i])
-    return values
+    return [x.astype(dtype) for x in values]
 
 
 def _over_axes(values: Values) -> Values:
@@ -137,11 +172,10 @@ def _over_axes(values: Values) -> Values:
             rows = [x.ravel() for x in rows]
         _, *values = _along_last(*rows)
     if values[0].ndim:
-        is_common = not values[1].ndim
         # Flags that broadcast would be counted once per row.
         flags = (jnp.broadcast_to(x, values[0].shape) for x in values[3:])
-        values[3:] = map(jnp.sum, flags)
-        values[:3] = _most_exceeded(values[:3], is_common=is_common)
+        most_exceeded = _most_exceeded(values[:3], is_common=not values[1].ndim)
+        values = [*most_exceeded, *map(jnp.sum, flags)]
     return values
 
 
@@ -227,16 +261,24 @@ def _merged(
     (rank, norm, *_), (other_rank, other_norm, *_) = one, other
     is_larger = (norm >= other_norm) | (norm != norm)
     is_first = (rank > other_rank) | ((rank == other_rank) & is_larger)
-    pairs = zip(one[:4], other[:4], strict=True)
-    chosen = (lax.select(is_first, a, b) for a, b in pairs)
+    chosen = map(functools.partial(lax.select, is_first), one[:4], other[:4])
     return *chosen, *map(lax.add, one[4:], other[4:])
+
+
+def _is_small(outcome: BlockOutcome) -> bool:
+    """Return whether the norms are reduced with those of other blocks."""
+    return _is_here(outcome) and _leaves.size_of(outcome.norm) <= _xla.FEW
+
+
+def _declared_axes(outcome: BlockOutcome) -> _axis_names.Axes:
+    """Return the mapped axes that split the norms of a block."""
+    return _axis_names.split_axes(outcome.norm, outcome.declared.axis_name)
 
 
 def _is_here(outcome: BlockOutcome) -> bool:
     """Return whether all norms of a block are on this device."""
-    norm, declared = outcome.norm, outcome.declared.axis_name
-    axes = _axis_names.split_axes(norm, declared), _axis_names.split_axes(norm)
-    return not any(axes) and not _xla.may_be_split(norm)
+    is_split = _declared_axes(outcome) or _axis_names.split_axes(outcome.norm)
+    return not is_split and not _xla.may_be_split(outcome.norm)
 
 
 LeafNorms = dict[str, jax.Array] | jax.Array
@@ -331,15 +373,17 @@ def _check_same_norms(old: ClipRecord, new: ClipRecord) -> None:
         }
         for record in (old, new)
     )
-    lacking, unknown = here.keys() - there.keys(), there.keys() - here.keys()
     # A state that was cut to one layer has an entry without an axis: 0 layers.
     layers = {
         f"{_norm_of(x)} has {here[x][0]} layers, and {sum(there[x][-1:])} in the state"
         for x in here.keys() & there.keys()
         if here[x] and there[x][-1:] != here[x]
     }
-    parts = ("It lacks", lacking), ("It has the unknown", unknown)
-    names = [(verb, sorted(set(map(_norm_of, x)))[:5]) for verb, x in parts]
+    parts = {
+        "It lacks": here.keys() - there.keys(),
+        "It has the unknown": there.keys() - here.keys(),
+    }
+    names = [(verb, sorted(set(map(_norm_of, x)))[:5]) for verb, x in parts.items()]
     differences = [f"{verb} {x}." for verb, x in names if x]
     differences += [f"{x}." for x in sorted(layers)[:5]]
     if differences:
@@ -387,17 +431,13 @@ def blank(
     def full(value: float, dtype: Any) -> Any:
         if not itemized:
             return jnp.full((), value, dtype)
-        pairs = zip(entries.are_layers, shapes, strict=True)
-        return entries.keyed(
-            [jnp.full(shape if flag else (), value, dtype) for flag, shape in pairs]
-        )
+        return entries.keyed([jnp.full(shape, value, dtype) for shape in shapes])
 
-    fraction = None if scope.itemized else full(0, jnp.float32)
     return ClipRecord(
         clip_norm=full(0, jnp.float32),
         clip_threshold=full(0, jnp.float32),
         clip_coefficient=full(1, jnp.float32),
-        clip_fraction=fraction,
+        clip_fraction=None if scope.itemized else full(0, jnp.float32),
         clip_clipped=full(0, jnp.int32),
         clip_nonfinite=full(0, jnp.int32),
     )
@@ -412,8 +452,7 @@ def measure_leaves(
     """
     leaves = layout_of(dataclasses.replace(clip, scope=LEAF), updates)
     norms = clip.norm.measure(leaves.blocks, flushed=False).norms
-    flushed = norms.map(flush_small).entries()
-    leaf_norms = _packed_state.keyed(leaves.treedef, flushed)
+    leaf_norms = _packed_state.keyed(leaves.treedef, norms.map(flush_small).entries())
     if not clip.norm.composes:
         return clip.norm.measure(layout.blocks), leaf_norms
     # Each norm already spans its devices.
@@ -446,7 +485,7 @@ def of_step(
         fields = ([each[i] for each in of_blocks] for i in range(_LEAF_NORM))
         new = ClipRecord(*map(entries.keyed, fields))
     else:
-        new = _summary(flagged.values)
+        new = _summary(flagged.values, by_rule=by_rule)
     return new._replace(clip_fraction=None) if scope.itemized else new
 
 
@@ -458,8 +497,8 @@ def _flagged(by_rule: bool, outcome: BlockOutcome) -> BlockOutcome:
     if by_rule:
         # Where a norm is not finite, `_thresholds/_learning` has replaced inf.
         largest = np.array(np.finfo(np.float32).max, limit.dtype)
-        inf = jnp.full_like(limit, jnp.inf)
-        limit = _numerics.select(nonfinite & (limit >= largest), inf, limit)
+        is_replaced = nonfinite & (limit >= largest)
+        limit = _numerics.select(is_replaced, jnp.full_like(limit, jnp.inf), limit)
         # Some rules set a threshold of 0 for a leaf of zeros, which clips nothing.
         k = _numerics.select((norm == 0) & (k == k), jnp.ones_like(k), k)
     clipped = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
@@ -488,24 +527,24 @@ def _of_blocks(entries: Entries, outcomes: Batched) -> list[ClipRecord]:
     """Return the record of each block."""
     if not any(entries.are_layers):
         return outcomes.map(lambda outcome: _summary([outcome])).entries()
-    pairs = zip(entries.are_layers, outcomes.entries(), strict=True)
-    return [_of_layers(x) if flag else _summary([x]) for flag, x in pairs]
+    return [
+        _of_layers(x) if flag else _summary([x])
+        for flag, x in zip(entries.are_layers, outcomes.entries(), strict=True)
+    ]
 
 
 def _of_layers(outcome: BlockOutcome) -> ClipRecord:
     """Return the record of each layer of a stack."""
-    axes = _axis_names.split_axes(outcome.norm, outcome.declared.axis_name)
-    shape = outcome.norm.shape
-    columns = (*outcome[:3], outcome.clipped, outcome.nonfinite)
-    norm, threshold, coefficient, clipped, nonfinite = (
-        _collectives.gathered(jnp.broadcast_to(x, shape).astype(jnp.float32), axes)
-        for x in columns
+    axes = _declared_axes(outcome)
+    norm, threshold, coefficient, nonfinite, clipped = (
+        _collectives.gathered(jnp.broadcast_to(x, outcome.norm.shape), axes)
+        for x in _values(outcome, jnp.float32)
     )
     flags = clipped > 0, nonfinite > 0
     return ClipRecord(norm, threshold, coefficient, clipped, *flags)
 
 
-def _summary(outcomes: list[BlockOutcome]) -> ClipRecord:
+def _summary(outcomes: list[BlockOutcome], *, by_rule: bool = False) -> ClipRecord:
     """Return one number per quantity, the same on all devices that share the blocks."""
     outcomes = [outcome for outcome in outcomes if _leaves.size_of(outcome.norm) > 0]
     if len(outcomes) == 1 and _is_common_number(outcomes[0]):
@@ -513,13 +552,11 @@ def _summary(outcomes: list[BlockOutcome]) -> ClipRecord:
         fraction = clipped.astype(jnp.float32)
         return ClipRecord(norm, threshold, coefficient, fraction, clipped, nonfinite)
     if outcomes:
-        return of_most_exceeded(outcomes)
-    zero = jnp.zeros((), jnp.float32)
-    no = jnp.zeros((), jnp.bool_)
+        return of_most_exceeded(outcomes, by_rule=by_rule)
+    zero, no = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.bool_)
     return ClipRecord(zero, zero, zero + 1, zero, no, no)
 
 
 def _is_common_number(outcome: BlockOutcome) -> bool:
     """Return whether there is one norm, the same on all devices."""
-    norm, declared = outcome.norm, outcome.declared.axis_name
-    return not norm.ndim and not _axis_names.split_axes(norm, declared)
+    return not outcome.norm.ndim and not _declared_axes(outcome)

@@ -20,7 +20,7 @@ class ClipRecord(NamedTuple):
 
     Attributes:
       clip_norm: float32, the norm before clipping; of several, the one with the largest
-        ratio to its threshold.
+        ratio to its threshold. Under a rule it is at least 1e-6 of the largest norm.
       clip_threshold: float32, the threshold of this norm.
       clip_coefficient: float32, the factor applied to the updates with this norm.
       clip_fraction: float32, the fraction of norms clipped in the last step; None for
