@@ -41,10 +41,10 @@ class Log(NamedTuple):
     """Hold a logged run.
 
     Attributes:
-      columns: One array over the steps per key of `metrics`, and `step`, `loss` and
-        `epoch` if logged. A norm of another library is a transformation that has a norm
-        only.
+      columns: One array over the steps per key of `metrics`, and `step` and `loss` if
+        logged. A norm of another library is a transformation that has a norm only.
       norm: The key of such a norm; None for the metrics of optclip.
+      is_numbered: Whether the steps are the numbers of the entries that were read.
       read: Number of entries that were read.
       entries: Number of all entries.
       unit: What they are, `"line"` or `"entry"`.
@@ -52,6 +52,7 @@ class Log(NamedTuple):
 
     columns: dict[str, np.ndarray]
     norm: str | None
+    is_numbered: bool
     read: int
     entries: int
     unit: str
@@ -83,22 +84,29 @@ def log_of(log: Entries, norm: str | None) -> Log:
         columns[f"{name}/norm"] = columns[key] if key in steps else columns.pop(key)
     if steps:
         columns["step"] = columns.pop(steps[0])
+    elif not metrics and "epoch" in lower:
+        columns["step"] = _numbered(_optional(log, index, lower["epoch"]))
     # If only `skip` has a loss, its keys are metrics.
     of_skip = [only(fields, "loss") for fields in metrics.values()]
-    loss = loss_key(there) or next(filter(None, of_skip), None)
-    for name, other in (("loss", loss), ("epoch", lower.get("epoch"))):
-        if other is not None:
-            columns |= _optional(log, index, name, other)
-    return Log(columns, key, len(index), len(log.rows), log.unit)
+    if loss := loss_key(there) or next(filter(None, of_skip), None):
+        columns["loss"] = _optional(log, index, loss)
+        if np.isnan(columns["loss"]).all():
+            del columns["loss"]
+    is_numbered = not steps and not metrics
+    return Log(columns, key, is_numbered, len(index), len(log.rows), log.unit)
 
 
-def _optional(
-    log: Entries, index: list[int], name: str, key: str
-) -> dict[str, np.ndarray]:
-    """Return the numbers of a key under a name, NaN in entries without one."""
+def _optional(log: Entries, index: list[int], key: str) -> np.ndarray:
+    """Return the numbers of a key in entries, NaN where there is none."""
     numbers = [number_of(log.rows[i].get(key)) for i in index]
-    column = np.array([np.nan if x is None else x for x in numbers])
-    return {} if np.isnan(column).all() else {name: column}
+    return np.array([np.nan if x is None else x for x in numbers])
+
+
+def _numbered(epochs: np.ndarray) -> np.ndarray:
+    """Number the rows of each run; another one begins where the epoch goes back."""
+    rows = np.arange(len(epochs), dtype=float)
+    is_first = np.diff(epochs, prepend=-np.inf) < 0
+    return rows - np.maximum.accumulate(rows * is_first)
 
 
 def _metrics_in(keys: list[str]) -> dict[str, Fields]:

@@ -66,7 +66,7 @@ class Report(NamedTuple):
       path: Name of the file.
       log: The run.
       steps: The first and the last step.
-      restarts: How often the step, or without one the epoch, goes back.
+      restarts: How often the step goes back.
       summary: Lines about the last step; empty for norms of another library.
       verdict: What stands out, and what to change.
       norms: What the run says about each norm.
@@ -100,9 +100,7 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
             for part in parts[:MOST]
         ]
         left += len(parts[MOST:])
-    ends, columns = (int(steps[0]), int(steps[-1])), log.columns
-    clock = columns.get("step", columns.get("epoch", steps))
-    restarts = int(np.sum(np.diff(clock) < 0))
+    ends, restarts = (int(steps[0]), int(steps[-1])), int(np.sum(np.diff(steps) < 0))
     return Report(path, log, ends, restarts, about, verdict, norms, left)
 
 
@@ -193,7 +191,7 @@ def _origin(report: Report) -> str:
     count = f"{log.read} of {log.entries}" if log.read < log.entries else log.entries
     of = f"'{log.norm}'" if log.norm else "metrics"
     restarts = f", {_counted(report.restarts, 'restart')}" if report.restarts else ""
-    steps = "numbered" if log.norm and "step" not in log.columns else "steps"
+    steps = "numbered" if log.is_numbered else "steps"
     return f"{of} in {count} {units}, {steps} {first} to {last}{restarts}"
 
 

@@ -469,7 +469,7 @@ def test_existing_page_is_replaced_only_with_force(command, log, tmp_path):
 def test_report_counts_restarts(command, log, key):
     steps = [*range(60), *range(40, 50), *range(45, 75)]
     rows = [{"grad_norm": x, key: i} for i, x in zip(steps, NORMS, strict=True)]
-    ends = {"step": "steps 0 to 74", "epoch": "numbered 0 to 99"}[key]
+    ends = {"step": "steps 0 to 74", "epoch": "numbered 0 to 29"}[key]
     assert f", {ends}, 2 restarts\n" in command("report", log(lines(rows)))[1]
 
 
