@@ -252,7 +252,9 @@ def _stuck(run: _Run) -> Iterator[_Finding]:
         consecutive = only(fields, "consecutive")
         if consecutive is None:
             continue
-        last = {k: only(fields, k, [0])[-1] for k in (*fields, "nonfinite", "steps")}
+        # A log may lack some of the numbers.
+        last = {"norm": np.nan, "threshold": np.nan, "steps": 0, "skipped": 0}
+        last |= {k: only(fields, k, [0])[-1] for k in (*fields, "nonfinite")}
         rows, in_a_row = consecutive > 0, last["consecutive"]
         lately = rows[-_MANY:]
         lately = lately[np.argmax(lately) :]
