@@ -15,9 +15,8 @@ from jax.sharding import AxisType, NamedSharding
 import optclip
 from optclip import _thresholds, functional, responses
 
-# Private: no public function returns which entries are stacked, and none takes such
-# integers. Elsewhere this file tests the public functions.
-from optclip._arrays._batching import MANY, Batched
+# Private: the number of norms from which on they are stacked.
+from optclip._arrays._batching import MANY
 from tests.support.helpers import quick_jit, tx_without_promotion
 
 SCALES = np.float32([5, 0.1, 1e30, 0, 1e-30])
@@ -37,12 +36,6 @@ def assert_close(actual, expected):
     for a, b in zip(actual, expected, strict=True):
         rtol = max(1e-6, float(jnp.finfo(b.dtype).eps))
         np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=rtol)
-
-
-def test_batched_map_other_entries_raises():
-    one, other = (Batched([np.ones(n, np.float32)] * MANY) for n in (1, 2))
-    with pytest.raises(ValueError, match="same stacks of entries"):
-        one.map(lambda x, y: x + y, other)
 
 
 def test_clip_many_leaves_derivative_stays_with_its_leaf():

@@ -16,6 +16,8 @@ from tests.support import helpers
 HEADS = np.ones((5, 2, 3), np.float32)
 W = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}
 CALLS = {
+    "tree": lambda c: functional.clip_by_global_norm(W, c),
+    "element": lambda c: functional.clip_by_value(W, c),
     "eps": lambda c: functional.clip_by_norm(W, 1.0, eps=c),
     "band": lambda c: functional.clip_by(
         W, 1.0, over="leaf", response=responses.detached(responses.band(c))

@@ -12,7 +12,7 @@ import optclip
 from optclip import functional as F
 from optclip import recipes, thresholds
 from tests.support import covering, helpers
-from tests.support.registry import BY_SCOPE, ENTRIES
+from tests.support.registry import ENTRIES
 
 PURE = [entry for entry in ENTRIES if entry.pure]
 
@@ -117,17 +117,3 @@ def test_threshold_before_gradients_error_asks_for_exchange(name, number, kind, 
     words = f"must come before `{THRESHOLDS[name]}`, .* Exchange the two arguments"
     with pytest.raises(TypeError, match=f"(?s){words}"):
         run(lambda tree: getattr(F, name)(number, tree))(GRADIENTS[kind])
-
-
-# The contract of the transformations has every trait.
-FEW = [e for e in BY_SCOPE if e.pure and e.scope in ("tree", "element")]
-
-
-@pytest.mark.parametrize("entry", FEW, ids=lambda e: e.id)
-def test_pure_function_called_again_outside_jit_compiles_nothing(entry):
-    first, second = helpers.gradients(0), helpers.gradients(1)
-    entry.pure(first)
-    with helpers.compilations() as compiled_again:
-        clipped = clipped_by(entry, second)
-    assert not compiled_again
-    assert helpers.differs(clipped, second)
