@@ -244,8 +244,7 @@ def _manual(kind: Any, word: str) -> frozenset[Hashable]:
 
 def is_typed_here() -> bool:
     """Return whether this runs inside `shard_map` with types that name varying axes."""
-    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
-    return any(map(_is_typed, axes))
+    return any(map(_is_typed, jax.sharding.get_abstract_mesh().manual_axes))
 
 
 def untyped_axes() -> Axes:

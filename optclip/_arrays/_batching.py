@@ -166,8 +166,7 @@ def _kind(entry: Any) -> Any:
     # numbers split over an axis of one device, since the lookup forgets that axis.
     if any(jnp.size(x) != 1 or any(jax.typeof(x).sharding.spec) for x in leaves):
         return None
-    places = map(_placement.devices_of, leaves)
-    return treedef, *map(jax.typeof, leaves), *places
+    return treedef, *map(jax.typeof, leaves), *map(_placement.devices_of, leaves)
 
 
 def _stacked(entries: list[Any]) -> Any:

@@ -18,11 +18,12 @@ from ._numerics import select
 from ._types import PyTree
 from ._xla import Axis, may_be_split
 
-Of = Callable[[jax.Array], jax.Array] | None
-
 
 def largest(
-    x: jax.Array, axis: Axis = None, initial: float | None = None, of: Of = None
+    x: jax.Array,
+    axis: Axis = None,
+    initial: float | None = None,
+    of: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
     """Compute the maximum of `of(x)`, or of `x`.
 

@@ -161,8 +161,7 @@ def _summed(mat: BCOO) -> BCOO:
     inside = jnp.all(mat.indices < jnp.broadcast_to(ends, mat.indices.shape), axis=-1)
     inside = inside.reshape(inside.shape + (1,) * mat.n_dense)
     inside = jnp.broadcast_to(inside, mat.data.shape)
-    data = jnp.where(inside, mat.data, jnp.zeros_like(mat.data))
-    return with_data(mat, data)
+    return with_data(mat, jnp.where(inside, mat.data, jnp.zeros_like(mat.data)))
 
 
 def _without_duplicates(mat: BCOO) -> BCOO:

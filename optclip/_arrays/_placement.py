@@ -86,8 +86,7 @@ def along(vector: jax.Array, like: jax.Array, axis: int) -> jax.Array:
     if AxisType.Explicit in there.mesh.axis_types:
         spec = PartitionSpec(there.spec[axis])
         vector = jax.reshard(vector, NamedSharding(there.mesh, spec))
-    others = [a for a in range(like.ndim) if a != axis]
-    return lax.expand_dims(vector, others)
+    return lax.expand_dims(vector, [a for a in range(like.ndim) if a != axis])
 
 
 def divisible(x: jax.Array, size: int) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from .._arrays import _leaves, _validate
-from .._arrays._types import LeafLike, PyTree
+from .._arrays._types import PyTree
 from ._heads import Heads, listed
 
 
@@ -99,13 +99,14 @@ def check_layers(layers: Any) -> None:
 def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -> Layer:
     def place(path: str, count: int | None) -> Place:
         i = index[path]
-        if not _is_dense(flat.paths[i], flat.leaves[i]):
-            kind = getattr(flat.leaves[i], "dtype", type(flat.leaves[i]).__name__)
+        leaf = flat.leaves[i]
+        if _leaves.is_sparse(leaf) or not _leaves.is_clippable(flat.paths[i], leaf):
+            kind = getattr(leaf, "dtype", type(leaf).__name__)
             raise ValueError(
                 f"The leaf '{path}' in `layers` must be a dense floating-point array,"
                 f" got {kind}. Name the weights of the projection."
             )
-        return _place(heads, path, i, jnp.shape(flat.leaves[i]), count)
+        return _place(heads, path, i, jnp.shape(leaf), count)
 
     query = [place(path, None) for path in heads.query_paths]
     q = query[0]
@@ -137,10 +138,6 @@ def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -
         _check_features(name, q, k, last)
     stack = () if heads.stacked is None else (q.layers,)
     return Layer(name, query, key, (*stack, q.heads), k.heads, width)
-
-
-def _is_dense(keys: Any, leaf: LeafLike) -> bool:
-    return not _leaves.is_sparse(leaf) and _leaves.is_clippable(keys, leaf)
 
 
 def _check_features(name: str, q: Place, k: Place, last: set[int]) -> None:

@@ -126,14 +126,12 @@ def factors(
     share = jnp.sqrt(jnp.maximum(least, _LEAST))
     query = (grouped / share).reshape(layer.logits)
     key = jnp.squeeze(share, -1)
-    leaf_factors = {}
-    for place in layer.query:
-        leaf_factors[place.number] = _spread(place, query, coefficient, layer.width)
-    for place in layer.key:
-        leaf_factors[place.number] = _spread(
-            place, key, jnp.ones_like(key), layer.width
-        )
-    return leaf_factors
+    sides = (layer.query, query, coefficient), (layer.key, key, jnp.ones_like(key))
+    return {
+        place.number: _spread(place, first, rest, layer.width)
+        for places, first, rest in sides
+        for place in places
+    }
 
 
 def _spread(

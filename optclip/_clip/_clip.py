@@ -315,7 +315,6 @@ class Action(abc.ABC):
           decision: The decision, before `apply`.
           itemized: Whether each block has an outcome of its own.
         """
-        del itemized
         return decision
 
     def outcomes(self, decision: Decision, coefficients: Batched) -> Batched:

@@ -91,8 +91,7 @@ def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafLike:
         return _leaf.with_data(leaf.value, data)
     # Slices and strict rounding need the sums of duplicates.
     out = _leaf.in_range(scaled_or_zeroed(x, coefficient, like, **how), x)
-    is_unclipped = jnp.all(coefficient == 1)
-    return _leaf.wrapped(is_unclipped, leaf.value, leaf.matrix, out)
+    return _leaf.wrapped(jnp.all(coefficient == 1), leaf.value, leaf.matrix, out)
 
 
 def coefficients_of(clip: Clip, norms: Batched, thresholds: Batched) -> Batched:

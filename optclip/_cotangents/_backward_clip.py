@@ -80,7 +80,6 @@ def passed(
         pulled, closed_over = apply, []
 
     def identity(arrays: PyTree, residuals: PyTree, probe: Any) -> Any:
-        del residuals
         return arrays, probe
 
     def forward(arrays: PyTree, residuals: PyTree, probe: Any) -> Any:
@@ -130,7 +129,6 @@ def _batched(*leaves: Any) -> tuple[Any, ...]:
 
 @_batched.def_vmap
 def _batch(axis_size: int, are_batched: list[bool], *leaves: Any) -> Any:
-    del axis_size
     like = leaves[are_batched.index(True)]
     filled = [
         x if is_batched else _placement.stacked_as(x, like)

@@ -99,8 +99,8 @@ def _of_all(function: Callable[[jax.Array], Any]) -> Reference:
         usable = jnp.where(_counted(everywhere), everywhere, jnp.zeros_like(everywhere))
         reference = function(usable)
         subject = "The result of `relative`"
-        if not _validate.is_number(reference) or jnp.ndim(reference):
-            raise TypeError(_validate.must_be(subject, "a real number", reference))
+        is_one = _validate.is_number(reference) and not jnp.ndim(reference)
+        _validate.require(subject, reference, is_one, "a real number", error=TypeError)
         return jnp.asarray(reference).astype(norms.dtype)
 
     return of_all

@@ -75,8 +75,7 @@ def passed_norm(norm: Number | None, *, strict: bool) -> Batched | None:
         )
     wanted = "a real scalar of at least 0, the norm of the tree, or None to compute it"
     _validate.passed_norm("use_norm", norm, wanted)
-    scalar = as_array(norm)
-    return Batched([flush_small(scalar)])
+    return Batched([flush_small(as_array(norm))])
 
 
 def check_bound(name: str, bound: PyTree, *, negative: bool = False) -> None:

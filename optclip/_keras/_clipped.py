@@ -149,8 +149,7 @@ class Clipping(Base):
 
     def get_config(self) -> dict[str, Any]:
         plain = self.keras_class.from_config(super().get_config())
-        optimizer = keras().optimizers.serialize(plain)
-        return {"optimizer": optimizer, "load_with": _HINT}
+        return {"optimizer": keras().optimizers.serialize(plain), "load_with": _HINT}
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
@@ -237,9 +236,8 @@ def log_metrics() -> Any:
     Raises:
       ImportError: Keras is not installed.
     """
-    base = keras().callbacks.Callback
 
-    class LogMetrics(base):
+    class LogMetrics(keras().callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             numbers = metrics(clip_state(self.model))
             logs.update({key: value.item() for key, value in numbers.items()})

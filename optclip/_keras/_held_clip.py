@@ -87,8 +87,9 @@ class HeldClip:
         # As in JAX, the gradient of an unused variable is zero.
         zeros = jax.tree.map(jnp.zeros_like, params)
         updates = zeros | dict(zip(names, grads, strict=True))
-        result: tuple[Any, Any]
-        result = self.transformation.update(updates, self.state(), params)
+        result: tuple[Any, Any] = self.transformation.update(
+            updates, self.state(), params
+        )
         updates, leaves = result[0], jax.tree.leaves(result[1])
         for i, variable in zip(self._order, self.variables, strict=True):
             variable.assign(leaves[i])

@@ -25,5 +25,5 @@ from ._run import (
     outer_skip,
     read,
 )
-from ._suggest import Suggestion, suggest
+from ._suggest import Suggestion, choice, suggest
 from ._summary import summary

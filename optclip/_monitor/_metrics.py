@@ -136,10 +136,11 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
         " cotangent_probe"
     )
     _validate.require("opt_state", opt_state, bool(states or probes), wanted, advice)
-    numbers: dict[str, jax.Array] = {}
-    for metric in metrics_of(states, probes):
-        numbers.update(zip(metric.keys, metric.numbers(), strict=True))
-    return numbers
+    return {
+        key: number
+        for metric in metrics_of(states, probes)
+        for key, number in zip(metric.keys, metric.numbers(), strict=True)
+    }
 
 
 class Metric(NamedTuple):
@@ -171,8 +172,7 @@ class Metric(NamedTuple):
         """Return the numbers."""
         if not self.is_layers:
             return [self.value]
-        is_eager = not isinstance(self.value, Tracer)
-        if is_eager and jnp.ndim(self.value) == 1:
+        if not isinstance(self.value, Tracer) and jnp.ndim(self.value) == 1:
             return _xla.numbers(jnp.asarray(self.value))
         return jnp.unstack(self.value, axis=-1)
 

@@ -157,7 +157,7 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
     first = norms[0] if isinstance(norms, (list, tuple)) and norms else norms
     if isinstance(first, Mapping):
         names = fields_by_name(read(norms, "norms"))
-        name, key = _choice(names, clip, part)
+        name, key = choice(names, clip, part, "norms")
         entries = names[name]["norm"][key][has_run(names, name)]
     try:
         array = np.asarray(entries, np.float64).ravel()
@@ -177,15 +177,19 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
     return array
 
 
-def _choice(
-    names: dict[str, Fields], clip: str | None, part: str | None
+def choice(
+    names: dict[str, Fields], clip: str | None, part: str | None, run: str = "history"
 ) -> tuple[str, str]:
-    """Return the name and the part of the chosen norm, or of the only one."""
+    """Return the name and the part of the chosen norm, or of the only one.
+
+    Raises:
+      ValueError: The name does not exist, or there are several and none was passed.
+    """
     clips = clips_in(names)
-    name = chosen("clip", clip or outer_skip(names, clips), clips, "norms")
+    name = chosen("clip", clip or outer_skip(names, clips), clips, run)
     parts = [label for label in names[name]["norm"] if label]
     if parts or part is not None:
-        return name, chosen("part", part, parts, "norms")
+        return name, chosen("part", part, parts, run)
     return name, ""
 
 

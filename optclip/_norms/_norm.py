@@ -177,7 +177,6 @@ class Measurement(abc.ABC):
 
     def init(self, blocks: Sequence[Block]) -> Sequence[jax.Array]:
         """Return the memory before the first measurement."""
-        del blocks
         return ()
 
 
@@ -248,7 +247,6 @@ class Norm(Measurement):
         flushed: bool = True,
     ) -> Measured:
         """Return the norm of each block."""
-        del memory
         if are_apart(blocks):
             parts = [
                 self.measure([block], guarded=guarded, flushed=flushed).norms

@@ -171,8 +171,7 @@ class Power(NamedTuple):
 
 def flush_small(norm: jax.Array) -> jax.Array:
     """Return the norm, or 0 if it is smaller than `LEAST`."""
-    least = LEAST[norm.dtype.name]
-    return select(norm < least, jnp.zeros_like(norm), norm)
+    return select(norm < LEAST[norm.dtype.name], jnp.zeros_like(norm), norm)
 
 
 # The derivative of JAX is not finite at zero, and would differentiate both branches of
@@ -223,8 +222,7 @@ def _compiled(arrays: list[jax.Array], plan: NormPlan) -> Batched:
 
     def on_gpu(arrays: list[jax.Array]) -> Batched:
         kinds = (False, True) if is_guarded else (False,)
-        parts = _parts_of(arrays, plan)
-        totals, *small = _totals(parts, plan, kinds, in_rows=True)
+        totals, *small = _totals(_parts_of(arrays, plan), plan, kinds, in_rows=True)
         return totals.map(norm, *small)
 
     return _xla.on_gpu(on_gpu, elsewhere, arrays)

@@ -192,8 +192,7 @@ class Bound:
                 factor = jnp.clip(factor, -most, most)
             factor = factor.astype(real)
             least = _LEAST_WEIGHT[real.name] if self.strict else 0.0
-            is_zero = jnp.abs(factor) <= least
-            return jnp.where(is_zero, jnp.zeros_like(x), x * factor)
+            return jnp.where(jnp.abs(factor) <= least, jnp.zeros_like(x), x * factor)
 
         return jax.tree.map(product, tree)
 
@@ -237,8 +236,7 @@ class Bound:
             scalars = jax.tree.map(
                 lambda x: np.zeros((), x.dtype) if hasattr(x, "dtype") else x, params
             )
-            layout = layout_of(self.clip(()), scalars)
-            return layout.fill("threshold", self.threshold)
+            return layout_of(self.clip(()), scalars).fill("threshold", self.threshold)
         if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
             limits = jax.tree.leaves(self.threshold, is_leaf=lambda t: t is None)
             return [math.inf if t is None else t for t in limits]
@@ -304,8 +302,7 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
             continue
         most = functools.reduce(jnp.maximum, [x.exponent for x in block_squares])
         total = functools.reduce(jnp.add, [x.at(most) for x in block_squares])
-        norm = _formulas.shifted(_numerics.root(total), most)
-        norms.append(flush_small(norm))
+        norms.append(flush_small(_formulas.shifted(_numerics.root(total), most)))
     return layout, norms
 
 

@@ -179,8 +179,7 @@ def _ghost_norms(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
         back = _checked_backward(source, examples, strict=False)
         of_one = functools.partial(bound.norms_of_squares, clip)
         # Without leaves, the squares do not contain the number of examples.
-        of_all = jax.vmap(of_one, axis_size=len(back.values))
-        norms = of_all(scaled_squares(back))
+        norms = jax.vmap(of_one, axis_size=len(back.values))(scaled_squares(back))
         return None, jax.vmap(without_padding)((back.values, norms), padding)
 
     return function

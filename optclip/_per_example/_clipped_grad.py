@@ -246,8 +246,7 @@ def _source_of(
     params, split, axes = apart(of_one, params, examples)
 
     def gradient(example: PyTree) -> tuple[Any, Any, PyTree]:
-        value_and_grads = jax.value_and_grad(of_one, has_aux=True)(params, example)
-        (value, aux), grads = value_and_grads
+        (value, aux), grads = jax.value_and_grad(of_one, has_aux=True)(params, example)
         return value, aux, grads
 
     source = Source(gradient, examples, split, axes, of_one, params)

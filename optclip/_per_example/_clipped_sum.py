@@ -138,7 +138,6 @@ def aggregate(
     ))  # fmt: skip
 
     def init(params: PyTree) -> optax.EmptyState:
-        del params
         return optax.EmptyState()
 
     def update(
@@ -150,7 +149,6 @@ def aggregate(
         weights: jax.Array | None = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
-        del extra
         summed, _ = held.value(updates, padding=padding, weights=weights)
         _check_shapes(summed, params)
         return summed, state

@@ -111,8 +111,7 @@ def _check_rows(
 
 def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
     """Replace each example that does not count by the first that does, if any."""
-    place = jnp.arange(counts.shape[0])
-    is_first = counts & (place == jnp.argmax(counts))
+    is_first = counts & (jnp.arange(counts.shape[0]) == jnp.argmax(counts))
 
     def replaced(x: Any) -> jax.Array:
         x = jnp.asarray(x)

@@ -13,6 +13,7 @@ from .._arrays import _validate
 from .._monitor import (
     Fields,
     at,
+    choice,
     chosen,
     clips_in,
     fields_by_name,
@@ -81,8 +82,7 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
     Raises:
       ValueError: `history` is empty, or its steps have different keys.
     """
-    wanted = "a str or a pathlib.Path"
-    _validate.kind("path", path, (str, os.PathLike), wanted)
+    _validate.kind("path", path, (str, os.PathLike), "a str or a pathlib.Path")
     # The other numbers hold the loss, with its key and without steps that lack it.
     columns = {key: x for key, x in read(history).items() if key != "loss"}
     steps = zip(*(x.tolist() for x in columns.values()), strict=True)
@@ -108,12 +108,10 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     columns = read(history)
     names = fields_by_name(columns)
     clips = clips_in(names)
-    name = chosen("clip", clip or outer_skip(names, clips), clips)
+    name, key = choice(names, clip, part)
     is_run = has_run(names, name)
     fields = at(names[name], is_run)
-    parts = [label for label in fields["norm"] if label]
-    steps = steps_in({key: x[is_run] for key, x in columns.items()})
-    key = chosen("part", part, parts) if parts or part is not None else ""
+    steps = steps_in({column: x[is_run] for column, x in columns.items()})
     end = f"/{key}" if key else ""
 
     def of(field: str) -> np.ndarray | None:

@@ -449,7 +449,6 @@ def _scale_by(
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None
     ) -> tuple[PyTree, PyTree]:
-        del params
         flat = _leaves.flatten(updates)
         live = flat.clippable()
         masked = _prefix.spread_mask("mask", held_mask.value, flat, live)

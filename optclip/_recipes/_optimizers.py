@@ -347,8 +347,7 @@ def clippy(
         _leaves.flatten_dense(params, reason)
         return jax.tree.map_with_path(quotient, seen.updates, params)
 
-    rule = _UnitQuotient(over_allowed)
-    return build(clip_by, options, rule, over="leaf", norm="inf")
+    return build(clip_by, options, _UnitQuotient(over_allowed), over="leaf", norm="inf")
 
 
 def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
@@ -450,8 +449,7 @@ def spectra(
 
     before = optax.identity()
     if max_gradient is not None:
-        of_gradients = for_record("gradient", options)
-        cap = capped("max_gradient", max_gradient, of_gradients)
+        cap = capped("max_gradient", max_gradient, for_record("gradient", options))
         before = masked(cap, _are_matrices)
     return optax.chain(
         before,

@@ -44,7 +44,6 @@ class BaseResponse(abc.ABC):
 
     def at(self, step: jax.Array | np.ndarray) -> Self:
         """Return the response at a step, with the values of its schedules."""
-        del step
         return self
 
 
@@ -173,7 +172,7 @@ class Proportional(BaseResponse):
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
         """Return elements outside the bounds in proportion to the largest element."""
-        del lower  # Bounds are symmetric here.
+        # Bounds are symmetric here.
         size, limit = jnp.abs(x), upper
         finite = jnp.isfinite(size)
         finite_size = jnp.where(finite, size, jnp.zeros_like(size))

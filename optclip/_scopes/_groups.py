@@ -130,11 +130,10 @@ class Layers(Scope):
         for name, x in zip(names, leaves, strict=True):
             if x is not None:
                 members.setdefault(self._block_of(name), []).append(x)
-        blocks = {}
-        for key, block_leaves in members.items():
-            is_stack = self._stack_of(key) is not None
-            blocks[key] = Block(block_leaves, stacked=self.axis if is_stack else None)
-        return blocks
+        return {
+            key: Block(each, stacked=None if self._stack_of(key) is None else self.axis)
+            for key, each in members.items()
+        }
 
     def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         leaves, names, treedef = _named(tree)
@@ -200,10 +199,9 @@ def layers(
     _validate.kind("paths", each, (list, tuple), wanted)
     for path in each:
         _validate.kind("paths", path, str, wanted)
-    pairs = itertools.permutations(each, 2)
-    if not each or any(_is_below(*pair) for pair in pairs):
-        wanted = "one or more paths, none below another"
-        raise ValueError(_validate.must_be("paths", wanted, paths))
+    is_nested = any(_is_below(*pair) for pair in itertools.permutations(each, 2))
+    wanted = "one or more paths, none below another"
+    _validate.require("paths", paths, bool(each) and not is_nested, wanted)
     number = _validate.as_int(axis)
     if number is None:
         advice = _validate.static("axis", axis)

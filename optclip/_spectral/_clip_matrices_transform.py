@@ -184,7 +184,6 @@ def scale_by_shape(
     held = Held((mask, axis_name))
 
     def update_fn(updates: PyTree, params: PyTree = None) -> PyTree:
-        del params
         mask, axis_name = held.value
         layout = lay_out(matrices, updates, (mask, None, None), axis_name)
         names = _leaves.names_of(layout.flat.paths)

@@ -110,20 +110,11 @@ def _compiled(
     return Factors(left.vectors, left.values, rows)
 
 
-def _spectrum(squared: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the roots of the eigenvalues in ascending order, and the vectors.
-
-    Rounding turns zero eigenvalues into small ones; these count as 0, which responses
-    do not enlarge.
-    """
-    squares, vectors = eigh(squared)
-    return _roots_of(squares), vectors
-
-
 def _roots_of(squares: jax.Array) -> jax.Array:
     noise = 4 * jnp.finfo(squares.dtype).eps * squares.shape[-1] ** 0.5
     is_nonzero = squares > jnp.maximum(noise * squares[..., -1:], _least(squares))
-    # Eigenvalues below the noise, also negative ones, count as 0.
+    # Rounding turns zero eigenvalues into small or negative ones. They count as 0,
+    # which responses do not enlarge.
     return root(jnp.where(is_nonzero, squares, jnp.zeros_like(squares)))
 
 
@@ -187,7 +178,8 @@ def _spectrum_beside(
     some = jnp.maximum(trace, _least(trace))
     mean = jnp.sum((jnp.abs(squared) / some) ** 2, (-2, -1), keepdims=True) * some
     below = jnp.maximum(mean, _least(mean))
-    values, vectors = _spectrum(squared - times(below, product(ours, adjoint(ours))))
+    squares, vectors = eigh(squared - times(below, product(ours, adjoint(ours))))
+    values = _roots_of(squares)
     count = jnp.sum(taken, -1, keepdims=True, dtype=jnp.int32)
     place = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     index = jnp.mod(place + count, values.shape[-1])

@@ -44,8 +44,7 @@ def _placed(a: jax.Array) -> dict[str, Any]:
     if AxisType.Explicit not in mesh.axis_types:
         return {}
     *batch, rows, _ = jax.typeof(a).sharding.spec
-    spec = PartitionSpec(*batch, rows, None)
-    return {"out_sharding": NamedSharding(mesh, spec)}
+    return {"out_sharding": NamedSharding(mesh, PartitionSpec(*batch, rows, None))}
 
 
 def gram(x: jax.Array, split: _axis_names.Axes) -> jax.Array:

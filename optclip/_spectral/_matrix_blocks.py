@@ -133,8 +133,7 @@ def with_vectors(
     """
     flags = [is_vector(block) for block in blocks]
     vectors = [b for b, is_vector in zip(blocks, flags, strict=True) if is_vector]
-    batched = L2.measure(vectors, flushed=False).norms
-    norms = iter(batched.entries(as_slices=True))
+    norms = iter(L2.measure(vectors, flushed=False).norms.entries(as_slices=True))
     return [next(norms) if flag else of_matrix(i) for i, flag in enumerate(flags)]
 
 
@@ -155,8 +154,7 @@ def _scaled(
     x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]
 ) -> MatrixBlock:
     # The gradient is stopped, since the unit cancels in every result.
-    constant = lax.stop_gradient(x)
-    size = _collectives.largest(constant, (-2, -1), 0.0, jnp.abs)
+    size = _collectives.largest(lax.stop_gradient(x), (-2, -1), 0.0, jnp.abs)
     size = _collectives.reduced_over(_collectives.over_devices, size, split)
     finite = jnp.isfinite(size)
     # A matrix with NaN or inf has the unit 1.

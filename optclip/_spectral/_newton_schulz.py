@@ -172,8 +172,7 @@ def _inverse_root(a: jax.Array) -> jax.Array:
         factor = (3 * one - scale**2 * product(inverse, root)) * (scale / 2)
         return (product(root, factor), product(factor, inverse)), None
 
-    start = (a, one)
-    return lax.scan(step, start, jnp.asarray(_ROOT, a.dtype))[0][1]
+    return lax.scan(step, (a, one), jnp.asarray(_ROOT, a.dtype))[0][1]
 
 
 # Seven steps lead values from here to 1, as fractions of the Schatten 8-norm, to within
@@ -219,16 +218,10 @@ def _quintic(low: float, high: float) -> np.ndarray:
     return fit
 
 
-# The function is compiled, since an eager call would compile its loop each time.
-@functools.partial(jax.jit, static_argnums=1)
-def polar_factor(x: jax.Array, split: Axes) -> jax.Array:
-    """Return matrices with all singular values 1, and singular values of 0 kept."""
-    return _polar_factor(x, split)
-
-
 # The derivative of the composed polynomials oscillates.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _polar_factor(x: jax.Array, split: Axes) -> jax.Array:
+    """Return matrices with all singular values 1, and singular values of 0 kept."""
     return _converging(x, split)
 
 
@@ -243,6 +236,10 @@ def _polar_factor_jvp(
         return _polar_step(_polar_step(y, _LAST, split), _LAST, split)
 
     return y, jax.jvp(converged, (y,), (dy,))[1]
+
+
+# Compiled, since an eager call would compile its loop each time.
+polar_factor = jax.jit(_polar_factor, static_argnums=1)
 
 
 def _converging(x: jax.Array, split: Axes) -> jax.Array:

@@ -66,7 +66,6 @@ class SingularValueNorms(Measurement):
         flushed: bool = True,
     ) -> Measured:
         """Return the singular values in ascending order, and the decompositions."""
-        del memory, guarded, flushed
         work: list[Factored | None] = [None] * len(blocks)
 
         def of_matrix(i: int) -> jax.Array:

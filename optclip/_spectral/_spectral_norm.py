@@ -85,7 +85,6 @@ class Spectral(Measurement):
         The power iteration requires the memory of a step; without it, as for
         parameters, the norm is exact.
         """
-        del guarded
         dtype = accumulator([jnp.asarray(x.array) for b in blocks for x in b.leaves])
         vectors = list(memory)
 

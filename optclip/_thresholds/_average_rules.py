@@ -221,8 +221,7 @@ class Zscore(OfPositive):
             if self.skip_spikes:
                 new_mean = select(is_spike, mean, new_mean)
                 new_deviation = select(is_spike, deviation, new_deviation)
-            new_step = jnp.minimum(step + 1, self.warmup)
-            return limit, new_mean, new_deviation, new_step
+            return limit, new_mean, new_deviation, jnp.minimum(step + 1, self.warmup)
 
         results = _batching.each(limit_and_moments, seen.norm, *memory)
         limits, *moments = (
@@ -366,8 +365,7 @@ class MeanOverRms(OfVector):
 
         def bound(mean: jax.Array, rms: jax.Array) -> jax.Array:
             divisor = rms + as_like(self.eps, rms)
-            safe = jnp.where(divisor > 0, divisor, jnp.ones_like(divisor))
-            return ratio(mean, safe)
+            return ratio(mean, jnp.where(divisor > 0, divisor, jnp.ones_like(divisor)))
 
         thresholds = _batching.each(bound, mean, rms)
         return thresholds, Averages(mean, rms, _batching.each(counted, memory.steps))

@@ -327,8 +327,7 @@ def _materialized(thresholds: PyTree, *, is_vector: bool) -> PyTree:
     if not floats:
         return thresholds
     batched = _xla.materialized(_batching.Batched(list(floats.values())))
-    materialized = batched.entries(as_slices=True)
-    replaced = dict(zip(floats, materialized, strict=True))
+    replaced = dict(zip(floats, batched.entries(as_slices=True), strict=True))
     return treedef.unflatten([replaced.get(i, x) for i, x in enumerate(leaves)])
 
 

@@ -126,7 +126,6 @@ class WithoutMemory:
     """Initialize a rule that has no memory."""
 
     def init(self, norm: PyTree) -> tuple[()]:
-        del norm
         return ()
 
 

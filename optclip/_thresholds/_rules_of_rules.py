@@ -248,7 +248,8 @@ class Scaled(RuleOfRule):
             if bound is not None and not callable(bound):
                 _validate.number(name, bound, negative=True)
         low, high = (_validate.concrete(x) for x in (self.low, self.high))
-        if not _are_ordered(low, high):
+        known = [x for x in (low, high) if x is not None and x.dtype != object]
+        if len(known) == 2 and not known[0] <= known[1]:
             raise ValueError(
                 f"`low` must be at most `high`, got low={low} and high={high}. Swap"
                 " them."
@@ -274,11 +275,6 @@ class Scaled(RuleOfRule):
         if self.low is not None:
             out = jnp.maximum(out, at_step(self.low))
         return out if self.high is None else jnp.minimum(out, at_step(self.high))
-
-
-def _are_ordered(low: Any, high: Any) -> bool:
-    numbers = [x for x in (low, high) if x is not None and x.dtype != object]
-    return len(numbers) < 2 or bool(numbers[0] <= numbers[1])
 
 
 def scaled(

@@ -44,7 +44,6 @@ class Constant(_Fixed):
     value: Number
 
     def at(self, step: jax.Array) -> Number:
-        del step
         return self.value
 
 

@@ -123,8 +123,7 @@ def clip_by(
         nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,
         axis_name=axis_name,
     )  # fmt: skip
-    engine = Engine(clip, rules_of(threshold, clip), record, name)
-    return transformation_of(engine)
+    return transformation_of(Engine(clip, rules_of(threshold, clip), record, name))
 
 
 @explains_call

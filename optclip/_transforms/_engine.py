@@ -205,8 +205,7 @@ class Engine:
         rule_memory, norm_memory = self._split(memory, layout)
         leaf_norms = None
         if self.use_norm is not None:
-            norm = _passed_norm(extra, self.use_norm, layout)
-            measured = Measured(Batched([norm]))
+            measured = Measured(Batched([_passed_norm(extra, self.use_norm, layout)]))
         elif self.has_leaf_norms:
             measured, leaf_norms = _record.measure_leaves(clip, layout, updates)
         else:
@@ -270,8 +269,7 @@ class Engine:
             memory.append(_packed_state.by_position(decision.layout.treedef, vectors))
         count, records = counted(state.clip_step), {}
         if new is not None:
-            old = state.clip_record[self.key]
-            records[self.key] = _record.advanced(old, new)
+            records[self.key] = _record.advanced(state.clip_record[self.key], new)
         return ClipState(count, self._named(memory), records)
 
 

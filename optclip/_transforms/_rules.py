@@ -196,8 +196,8 @@ def _norms_of(
             _check_structure(updates, params)
         raise
     # The norm of the tree would include leaves that the updates lack.
-    has_more = not _names(layout) <= _names(like)
-    if tree is params and (has_more or layout.treedef != like.treedef):
+    names, known = ({*_leaves.names_of(x.flat.paths)} for x in (layout, like))
+    if tree is params and (names - known or layout.treedef != like.treedef):
         _check_structure(updates, params)
     # Squares of parameters do not overflow in a run that trains, and a guard would cost
     # a second pass.
@@ -224,10 +224,6 @@ def _check_together(name: str, layout: Layout) -> None:
         f"The leaves of a rule that learns from elements, passed as `{name}`,",
         "Or use one transformation per device, with optax.partition.",
     )
-
-
-def _names(layout: Layout) -> set[str]:
-    return {*_leaves.names_of(layout.flat.paths)}
 
 
 def _check_structure(updates: PyTree, params: PyTree) -> None:

@@ -340,8 +340,7 @@ class Carrier:
         """Return why nothing took the arrays of an owner."""
         if state.kind[0] is None:
             return "without a named tuple, its place in the chain must stay the same"
-        alike = [x for x in self.after if x.kind[:2] == state.kind[:2]]
-        if not alike:
+        if not any(x.kind[:2] == state.kind[:2] for x in self.after):
             return "`new_tx` has no such state"
         owner = owner or LOSS
         if owner != LOSS and owner.isdisjoint(self.leaves[1]):

@@ -104,19 +104,15 @@ def _reset_if(
     """Return the blank state if a reset is due, except the preserved counts."""
 
     def choose(path: KeyPath, old: ArrayLike, new: ArrayLike) -> ArrayLike:
-        if keep_counts and _is_count(path):
+        # A parameter named `count` is no field.
+        fields = (key for key in path if isinstance(key, jax.tree_util.GetAttrKey))
+        if keep_counts and any(key.name in _COUNTS for key in fields):
             return old
         return _placement.computed(
             lambda old, new: jnp.where(is_due, new, old), old, new
         )
 
     return jax.tree.map_with_path(choose, state, blank)
-
-
-def _is_count(path: KeyPath) -> bool:
-    """Return whether a leaf is a field of counts, not a parameter named `count`."""
-    fields = (key for key in path if isinstance(key, jax.tree_util.GetAttrKey))
-    return any(key.name in _COUNTS for key in fields)
 
 
 def _warmup_factor(phase: jax.Array, warmup: int) -> jax.Array:

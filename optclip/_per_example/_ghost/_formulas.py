@@ -45,14 +45,12 @@ class Scaled(NamedTuple):
     def summed(self) -> Scaled:
         """Return the sum over the last axis."""
         most = jnp.max(self.exponent, axis=-1)
-        square = sum_last(self.at(most[..., None]), 1)
-        return Scaled.of(square, most)
+        return Scaled.of(sum_last(self.at(most[..., None]), 1), most)
 
 
 def sum_last(x: jax.Array, count: int) -> jax.Array:
     """Return the sum over the last `count` axes."""
-    first = x.ndim - count
-    return jnp.sum(x, tuple(range(first, x.ndim)))
+    return jnp.sum(x, tuple(range(x.ndim - count, x.ndim)))
 
 
 def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -85,20 +83,17 @@ def exponent_of(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
     # `bitcast_convert_type` has no derivative.
     largest = lax.stop_gradient(_leaves.widen(largest))
     bits, bias = _layout(largest.dtype)
-    kind = f"uint{8 * largest.dtype.itemsize}"
-    pattern = lax.bitcast_convert_type(largest, kind)
+    pattern = lax.bitcast_convert_type(largest, f"uint{8 * largest.dtype.itemsize}")
     exponent = (pattern >> bits).astype(jnp.int32) - bias
     # The bits of zero, inf and NaN do not contain an exponent.
-    live = (largest > 0) & (largest < jnp.inf)
-    return jnp.where(live, exponent, 0)
+    return jnp.where((largest > 0) & (largest < jnp.inf), exponent, 0)
 
 
 def of_gradient(gradient: jax.Array) -> Scaled:
     """Return the squared norm of one array."""
     flat = _leaves.widen(gradient).reshape(-1)
     exponent = exponent_of(flat, (0,))
-    square = jnp.sum(lax.square(shifted(flat, -exponent)))
-    return Scaled.of(square, exponent[0])
+    return Scaled.of(jnp.sum(lax.square(shifted(flat, -exponent))), exponent[0])
 
 
 def mapped(function: Any, size: int, *trees: Any) -> Any:
@@ -180,8 +175,7 @@ def _product(a: jax.Array, d: jax.Array) -> jax.Array:
     """Return the squared norm of the gradient itself, computed in chunks."""
 
     def one(a, d):
-        gradient = _einsum("tk,tp->kp", a, d)
-        return jnp.sum(lax.square(gradient))
+        return jnp.sum(lax.square(_einsum("tk,tp->kp", a, d)))
 
     size = a.shape[-1] * d.shape[-1]
     flat = [x.reshape(-1, *x.shape[2:]) for x in (a, d)]
@@ -208,7 +202,6 @@ def embedding(ids: jax.Array, d: jax.Array) -> Scaled:
         segment = jnp.cumsum(is_new)
         # A negative index reads no row, so its cotangent must add nothing.
         live = jnp.where(ids[:, None] < 0, jnp.zeros_like(d), d)
-        total = jax.ops.segment_sum(live, segment, num_segments=len(ids))
-        return of_gradient(total)
+        return of_gradient(jax.ops.segment_sum(live, segment, num_segments=len(ids)))
 
     return Scaled(*jax.vmap(jax.vmap(one))(ids, _leaves.widen(d))).summed()

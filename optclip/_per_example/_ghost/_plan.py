@@ -219,12 +219,11 @@ def _derived(eqn: Any, ins: tuple[Info, ...], aval: Any) -> Info:
 def _demoted(
     eqn: Any, ins: Sequence[Info], which: Sequence[Info], first: int, lengths: Lengths
 ) -> dict[int, Site]:
-    sites = {}
-    for i, info in enumerate(which):
-        if isinstance(info, Weight):
-            aval = eqn.invars[i].aval
-            sites[i] = Site(first + len(sites), None, (ins[i],), (aval,), lengths)
-    return sites
+    weights = [i for i, info in enumerate(which) if isinstance(info, Weight)]
+    return {
+        i: Site(key, None, (ins[i],), (eqn.invars[i].aval,), lengths)
+        for key, i in enumerate(weights, first)
+    }
 
 
 def _scan_step(
