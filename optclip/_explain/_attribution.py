@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import Any, Literal
 
 import jax
@@ -41,14 +42,11 @@ class Step:
     @property
     def leaves(self) -> list[jax.Array]:
         """Return the floating-point leaves, which are differentiated."""
-        pairs = zip(self.flat.leaves, self.flat.clippable(), strict=True)
-        return [jnp.asarray(x) for x, is_float in pairs if is_float]
+        return [*map(jnp.asarray, compress(self.flat.leaves, self.flat.clippable()))]
 
     @property
     def names(self) -> list[str]:
-        names = _leaves.names_of(self.flat.paths)
-        pairs = zip(names, self.flat.clippable(), strict=True)
-        return [name for name, is_float in pairs if is_float]
+        return [*compress(_leaves.names_of(self.flat.paths), self.flat.clippable())]
 
     def of(self, leaves: list[jax.Array], args: tuple[PyTree, ...]) -> jax.Array:
         """Return the losses of some examples at other floating-point leaves."""
@@ -204,7 +202,10 @@ def contributions(
     Without derivatives, they are those of the squared gradient norms of the examples.
     The buffers of the gradient are reused.
     """
-    direction = _scaled(grads)
+    # Otherwise derivatives of huge or tiny gradients would leave the range of float32.
+    # One computation of all leaves would take minutes to compile for hundreds of them.
+    largest = max(float(jnp.max(jnp.abs(g), initial=0.0)) for g in grads) or 1.0
+    direction = [_scaled(g, largest) for g in grads]
     for along in (_forward, _transposed):
         found = _fractions(step, jax.jit(functools.partial(along, step)), direction)
         if found is not None:
@@ -270,17 +271,10 @@ def _transposed(
 
 # Donated, since the gradient itself is not needed any more.
 @functools.partial(jax.jit, donate_argnums=0)
-def _scaled(grads: list[jax.Array]) -> list[jax.Array]:
-    """Return the direction of the gradient; its largest element is 1.
-
-    Otherwise derivatives of huge or tiny gradients would leave the range of float32.
-    """
-    largest = functools.reduce(
-        jnp.maximum, [jnp.max(jnp.abs(g), initial=0.0) for g in grads]
-    )
-    scale = jnp.where(largest > 0, largest, 1)
+def _scaled(grad: jax.Array, largest: float) -> jax.Array:
+    """Return a leaf of the direction of the gradient, whose largest element is 1."""
     # The steepest direction of a complex leaf is the conjugate of JAX's gradient.
-    return [jnp.conj(g / scale) for g in grads]
+    return jnp.conj(grad / largest)
 
 
 def _joined(parts: list[Any], step: Step) -> np.ndarray:

@@ -36,27 +36,20 @@ class Size(NamedTuple):
 
 def sizes_of(leaves: list[jax.Array]) -> list[Size]:
     """Return the sizes of leaves, with the sums over slices in float64."""
-    return [
-        _size(x, scale, sums)
-        for x, (scale, sums) in zip(leaves, _sums(leaves), strict=True)
-    ]
+    return [_size(x.shape, *_sums(jnp.atleast_1d(x))) for x in leaves]
 
 
-def _size(leaf: jax.Array, scale: jax.Array, sums: list[jax.Array]) -> Size:
-    squares = [np.asarray(x, np.float64) for x in sums]
-    unit = float(scale)
+def _size(shape: tuple[int, ...], scale: jax.Array, sums: list[jax.Array]) -> Size:
+    squares, unit = [np.asarray(x, np.float64) for x in sums], float(scale)
     # Fewest elements are summed on the device along the longest axis.
     norm = unit * float(np.sqrt(np.sum(max(squares, key=len))))
-    return Size(norm, [unit * np.sqrt(x) for x in squares], leaf.shape or (1,))
+    return Size(norm, [unit * np.sqrt(x) for x in squares], shape or (1,))
 
 
+# Compiled once for all leaves of a shape.
 @jax.jit
-def _sums(leaves: list[jax.Array]) -> list[tuple[jax.Array, list[jax.Array]]]:
-    """Return the largest element of each leaf, and sums of squares relative to it."""
-    return [_sums_of(jnp.atleast_1d(x)) for x in leaves]
-
-
-def _sums_of(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+def _sums(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    """Return the largest element of a leaf, and sums of squares relative to it."""
     size = jnp.abs(_leaves.widen(x))
     finite = jnp.where(jnp.isfinite(size), size, 0)
     largest = jnp.max(finite, initial=0.0)
