@@ -159,6 +159,8 @@ def _z(x: np.ndarray, windows: np.ndarray, least: np.ndarray) -> np.ndarray:
     is_usual = distances <= _FAR * spread
     mean = np.mean(windows, axis=1, where=is_usual)
     std = np.maximum(np.std(windows, axis=1, where=is_usual), least[:, 0])
+    # The std of few is often too small.
+    std *= np.cbrt(_LOSSES / windows.shape[1])
     window = np.arange(len(x)) // max(1, -(-len(x) // max(1, len(windows))))
     return (x - mean[window]) / std[window]
 
