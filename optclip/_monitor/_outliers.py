@@ -139,7 +139,7 @@ def _high_losses(x: np.ndarray, start: int) -> _Found:
                 rise = first, float(level)
         if count - end < _FEWEST_LOSSES or is_burst[first:end].any():
             bursts.append((first, end))
-    score = np.log(np.maximum(z, 1))
+    score = np.log(np.maximum(z, 2))
     return _apart(score, bursts, start, _GAP_OF_LOSSES), usual, rise
 
 
