@@ -147,8 +147,7 @@ def _outliers_of(
 ) -> dict[str, Outliers]:
     """Return what stands out in each norm of a transformation."""
     found = {}
-    for field in {"leaf_norm", "norm"} & fields.keys():
-        parts = fields[field]
+    for parts in filter(None, (fields.get(field) for field in ("leaf_norm", "norm"))):
         norms = np.array([np.where(is_run, x, np.nan) for x in parts.values()])
         norms[~np.isfinite(norms)] = np.nan
         norms[norms < _NOISE * np.fmax.reduce(norms, axis=0)] = np.nan
