@@ -19,7 +19,6 @@ from ._run import (
     fields_by_name,
     has_run,
     loss_key,
-    numbers_in,
     only,
     others_in,
     outer_skip,

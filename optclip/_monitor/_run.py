@@ -55,14 +55,10 @@ def clips_in(names: Mapping[str, Fields]) -> list[str]:
 def keys_of_metrics(keys: Iterable[str]) -> list[str]:
     """Return the keys that `metrics` wrote, in their order."""
     keys = list(keys)
-    chosen = numbers_in(fields_by_name({key: key for key in keys}))
+    names = fields_by_name({key: key for key in keys})
+    fields = [parts for each in names.values() for parts in each.values()]
+    chosen = {key for parts in fields for key in parts.values()}
     return [key for key in keys if key in chosen]
-
-
-def numbers_in(names: Mapping[str, Fields]) -> list[Any]:
-    """Return the numbers of all transformations."""
-    parts = [parts for fields in names.values() for parts in fields.values()]
-    return [numbers for each in parts for numbers in each.values()]
 
 
 def read(history: History, argument: str = "history") -> dict[str, np.ndarray]:

@@ -9,7 +9,6 @@ import io
 import json
 import sys
 import zlib
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,11 +122,9 @@ def read(path: str) -> Entries:
 
 def _text(path: str) -> str:
     """Return the text of a file, unzipped, with U+FFFD for damaged characters."""
-    if path == "-":
-        with open(0, "rb", closefd=False) as stream:
-            data = stream.read()
-    else:
-        data = Path(path).read_bytes()
+    is_pipe = path == "-"
+    with open(0 if is_pipe else path, "rb", closefd=not is_pipe) as stream:
+        data = stream.read()
     if data.startswith(b"\x1f\x8b"):
         data = _unzipped(data)
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

@@ -14,7 +14,6 @@ from .._monitor import (
     clips_in,
     fields_by_name,
     loss_key,
-    numbers_in,
     only,
 )
 from ._entries import Entries, LogError
@@ -22,6 +21,8 @@ from ._formats import number_of
 
 # Fields of which a transformation has at least one, besides its norm.
 _BESIDE = "threshold", "coefficient", "steps"
+# What the numbers of some fields are; others are only numbers.
+_KINDS = {"norm": "norm", "steps": "count"}
 # Names of the norm in other libraries, before clipping first: some log both. The last
 # are those of optclip without other metrics, and of TensorBoard's downloads.
 _NORMS = (
@@ -65,21 +66,21 @@ def log_of(log: Entries, norm: str | None) -> Log:
       LogError: It has no norms, or steps with different keys.
     """
     metrics = {} if norm else _metrics_in(log.keys)
-    keys = numbers_in(metrics) or [_norm_in(log, norm)]
-    index = [i for i, row in enumerate(log.rows) if not row.keys().isdisjoint(keys)]
+    kinds = {
+        key: _KINDS.get(field, "number")
+        for fields in metrics.values()
+        for field, parts in fields.items()
+        for key in parts.values()
+    } or {_norm_in(log, norm): "norm"}
+    index = [i for i, row in enumerate(log.rows) if not row.keys().isdisjoint(kinds)]
     there = dict.fromkeys(key for i in index for key in log.rows[i])
     lower = {key.lower(): key for key in there}
     steps = [lower[name] for name in _STEPS if name in lower][:1]
-    clips = [fields for fields in metrics.values() if "norm" in fields]
-    norms = [key for fields in clips for key in fields["norm"].values()]
-    counts = [only(fields, "steps") for fields in metrics.values() if "steps" in fields]
-    kinds = dict.fromkeys(keys, "number") | dict.fromkeys(norms or keys, "norm")
-    kinds |= dict.fromkeys([*counts, *steps], "count")
+    key = None if metrics else next(iter(kinds))
+    kinds |= dict.fromkeys(steps, "count")
     columns = {key: log.column(key, index, kind) for key, kind in kinds.items()}
-    key = None
-    if not metrics:
+    if key is not None:
         # A slash would divide the name into a name and a field.
-        (key,) = keys
         name = re.sub(r"/(norm|total)\b", r".\1", key).split("/")[-1]
         columns[f"{name}/norm"] = columns[key] if key in steps else columns.pop(key)
     if steps:
