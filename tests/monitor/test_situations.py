@@ -207,6 +207,9 @@ BROKEN = {
     "loss burst in the last row": (lambda: log(STEADY, at(LOSS, {299: 6.6})), r"loss 6\.6.* step 299"),
     # As noisy, and as long, as the log of kevin-token-compressor.
     "loss burst in 100 noisy rows": (lambda: log(STEADY[:100], at(2.12 * noise(100, 0.055), {(50, 53): [5.35, 5.68, 5.33]})), r"loss 5\.68 in step 51.*50 to 52"),
+    # bashkir-language and a log of 50 rows.
+    "loss burst in 50 noisy rows": (lambda: log(STEADY[:50], at(0.6 * noise(50, 0.08), {(31, 33): [1.49, 1.62]})), r"loss 1\.62 in step 32.*31 to 32"),
+    "loss burst in 300 noisy rows": (lambda: log(STEADY, at(0.9 * noise(300, 0.13), {163: 2.47})), r"loss 2\.47 in step 163"),
     "loss in one row in ten": (lambda: log(STEADY, np.where(ROW % 10, np.nan, at(LOSS, {150: 9.0}))), r"loss 9.* step 150"),
     "loss of a flow": (lambda: log(STEADY, at(-along(ROW + 1, {1: 6, 100: 3000, 300: 3098}), {200: -900})), "loss -900.* step 200(?!.*times)"),
     # BigDL issue 1486.
