@@ -7,37 +7,54 @@ from typing import Any
 
 import numpy as np
 
-from .._monitor import stands_out
+from .._monitor import outliers, stands_out
 from ._explanation import named
 from ._findings import listed
-from ._recorded import LEAF, LOSS, NORM, Key, Numbers
+from ._recorded import LEAF, LOSS, NORM, STEP, Key, Numbers
 
 # Recomputed in another program, norms of four models differ by at most 7e-6 in float32,
-# and by 2.4e-3 in bfloat16 with another number of examples at a time; norms of leaves,
-# relative to at least a tenth of the whole, by 1.4e-5 and 1e-2; losses by 4e-7. The
-# limits are larger: matrix products of float32 on other devices round like bfloat16,
-# and a mean in bfloat16 is rounded by 4e-3.
+# and by 3e-3 in bfloat16 with another number of examples at a time; norms of leaves,
+# relative to at least a tenth of the whole, by 1.4e-5 and 1e-2; losses of three models
+# by 2.4e-6, and by 2.2e-3 if their mean is in bfloat16. The limits are larger: matrix
+# products of float32 on other devices round like bfloat16.
 _TOLERANCE, _LEAST = {"loss": 0.005, "norm": 0.02, LEAF: 0.05}, 0.1
 # The record has 0 for norms below this.
 _ZERO = 2.0**-60
 # The number of rows before the step whose median is usual.
 _NEIGHBORS = 64
+# Another seed changes the loss and norms of a large batch by little, so that a leaf is
+# off by half, this many times its tolerance, before it points at hardware.
+_FAR = 10
 
-# Where to look, by whether the loss is reproduced; None if it cannot say.
+# Where to look, by what is reproduced.
 _ADVICE = {
-    None: (
+    "unknown": (
         "Look at hardware, random seeds, other parameters, or another loss or"
         " transformation before clipping."
     ),
-    False: (
+    "nothing": (
         "The loss differs too ({}): look at random seeds, another batch or loss, or"
         " other parameters, as after a fault in an earlier step."
     ),
-    True: (
+    "loss": (
         "The loss is reproduced ({}): look at hardware, random seeds, or a"
         " transformation before clipping, such as accumulation or weight decay."
     ),
+    "loss and leaves": (
+        "The loss ({}) and the other leaves are reproduced: hardware is the likely"
+        " cause, unless a transformation before clipping changes these leaves only."
+    ),
 }
+
+
+def usual_of(before: Numbers) -> Numbers:
+    """Return the median of the last losses and norms; norms of 0 are none."""
+    usual = {}
+    for key, numbers in before.items():
+        is_usual = np.isfinite(numbers) & ((numbers > 0) | (key == LOSS))
+        if is_usual.any():
+            usual[key] = float(np.median(numbers[is_usual][-_NEIGHBORS:]))
+    return usual
 
 
 def compared(
@@ -56,11 +73,11 @@ def compared(
     loss = {LOSS: float(means.mean())}
     findings, reproduced = [], None
     if step is not None:
-        text, reproduced = _reproduction(row, loss | leaves | _norm(row, leaves))
-        findings = [f"Step {step}{text}"]
-    new = loss | _norm(before, leaves)
-    usual = {key: _usual(before[key]) for key in new if key in before}
-    high = [key for key in usual if _is_high(new[key], before[key], key, step)]
+        new = loss | leaves | _norm(row, leaves)
+        findings, reproduced = _reproduction(before, row, new)
+        findings[0] = f"Step {step}{findings[0]}"
+    new, usual = loss | _norm(before, leaves), usual_of(before)
+    high = [k for k in new if k in usual and _is_high(new[k], before[k], k, step)]
     return [*findings, *_of_batch(means, new, usual, high)], {
         "usual_loss": usual.get(LOSS),
         "usual_norm": usual.get(NORM),
@@ -76,14 +93,16 @@ def _norm(recorded: Numbers, leaves: Numbers) -> Numbers:
     return {NORM: float(np.hypot.reduce(norms))}
 
 
-def _reproduction(row: Numbers, new: Numbers) -> tuple[str, bool | None]:
-    """Return the rest of a sentence, and whether a recorded row is reproduced.
+def _reproduction(
+    before: Numbers, row: Numbers, new: Numbers
+) -> tuple[list[str], bool | None]:
+    """Return sentences, without their first words, and whether a row is reproduced.
 
     A loss with another term may have the same gradient, so that the norm decides.
     """
     if not row:
-        return " has neither a loss nor a norm of its own to compare.", None
-    off = [key for key in row if not _is_same(row[key], new[key], key, new[NORM])]
+        return [" has neither a loss nor a norm of its own to compare."], None
+    off = [key for key in row if not _is_same(row, new, key)]
 
     def both(key: Key, what: str = "") -> str:
         return f"recorded {what}{_text(row[key])}, recomputed {_text(new[key])}"
@@ -93,39 +112,49 @@ def _reproduction(row: Numbers, new: Numbers) -> tuple[str, bool | None]:
         text = ", ".join(f"{key[0]} {_text(new[key])}" for key in equal)
         text += f"; its loss is not: {both(LOSS)}" if off else ""
         text += "" if NORM in row else "; it has no norm of its own"
-        return f" is reproduced: {text}.", True
-    each = [f"{named(key[1])} ({both(key)})" for key in off if key[0] == LEAF]
-    count = f"{len(each)} of {sum(key[0] == LEAF for key in row)}"
-    judged = NORM if NORM in row else LOSS
-    loss = both(LOSS) if LOSS in row and NORM in row else ""
-    sentences = [
-        f": {both(judged, f'{judged[0]} ')}: not reproducible from these parameters and"
-        " this batch.",
-        *([f"Leaves that differ: {count}, {listed(each)}."] if each else []),
-        _ADVICE[LOSS not in off if loss else None].format(loss),
-    ]
-    return " ".join(sentences), False
+        return [f" is reproduced: {text}."], True
+    leaves, count = [k for k in off if k[0] == LEAF], sum(k[0] == LEAF for k in row)
+    judged, same = NORM if NORM in row else LOSS, "unknown"
+    text = f": {both(judged, f'{judged[0]} ')}: not reproducible from these parameters"
+    text += " and this batch. "
+    if leaves:
+        each = listed([f"{named(key[1])} ({both(key)})" for key in leaves])
+        text += f"Leaves that differ: {len(leaves)} of {count}, {each}. "
+    if LOSS in row and NORM in row:
+        is_far = any(not _is_same(row, new, key, _FAR) for key in leaves)
+        some = "loss and leaves" if is_far and len(leaves) < count else "loss"
+        same = "nothing" if LOSS in off else some
+    text += _ADVICE[same].format(both(LOSS) if LOSS in row else "")
+    return [text, *(_of_earlier(before) if "loss" not in same else [])], False
 
 
-def _is_same(recorded: float, recomputed: float, key: Key, norm: float) -> bool:
-    """Return whether two numbers differ by rounding only, or are both not finite."""
+def _of_earlier(before: Numbers) -> list[str]:
+    """Return the sentence of the applied step with the largest unusual norm."""
+    steps, norms = before[STEP], before.get(NORM, np.zeros(0))
+    rows = np.flatnonzero(outliers(norms, is_loss=False, has_start=True).rows)
+    rows = rows[np.isfinite(steps[rows])]
+    if not rows.size:
+        return []
+    i = rows[np.argmax(norms[rows])]
+    return [f"Step {steps[i]:.0f} has norm {norms[i]:.4g}: replay that step first."]
+
+
+def _is_same(row: Numbers, new: Numbers, key: Key, times: float = 1) -> bool:
+    """Return whether two numbers differ by rounding only, or are both not finite.
+
+    The tolerance is multiplied by `times`.
+    """
     # Larger numbers are recorded as inf.
-    finite = [abs(x) <= np.finfo(np.float32).max for x in (recorded, recomputed)]
+    finite = [abs(x) <= np.finfo(np.float32).max for x in (row[key], new[key])]
     if not all(finite):
         return not any(finite)
-    tolerance = _TOLERANCE[key[0]]
-    least = tolerance * _LEAST * norm if key[0] == LEAF else 0.0
-    return math.isclose(recorded, recomputed, rel_tol=tolerance, abs_tol=least + _ZERO)
+    tolerance = times * _TOLERANCE[key[0]]
+    least = tolerance * _LEAST * new[NORM] if key[0] == LEAF else 0.0
+    return math.isclose(row[key], new[key], rel_tol=tolerance, abs_tol=least + _ZERO)
 
 
 def _text(number: float) -> str:
     return f"{number:.4g}" if np.isfinite(number) else "not finite"
-
-
-def _usual(before: np.ndarray) -> float | None:
-    """Return the median of the last rows, or None if there are none."""
-    finite = before[np.isfinite(before)][-_NEIGHBORS:]
-    return float(np.median(finite)) if finite.size else None
 
 
 def _of_batch(

@@ -11,9 +11,9 @@ from .._arrays import _validate
 from .._typing import History, PyTree
 from . import _attribution, _findings
 from ._attribution import step_of
-from ._comparison import compared
+from ._comparison import compared, usual_of
 from ._explanation import Explanation, entries_of
-from ._leaf_sizes import leaves_of, medians_of, outliers_of, sizes_of
+from ._leaf_sizes import leaves_of, outliers_of, sizes_of
 from ._recorded import LEAF, recorded_in
 
 
@@ -74,9 +74,9 @@ def explain(
       by 5% of itself or of a tenth of the norm: the run computed this gradient from
       these parameters and this batch. Otherwise hardware may have failed, unless the
       step had other parameters, another batch, dropout key or mode, another loss, or a
-      transformation before the clipping that recorded the norm. Bind the key of the
-      step to the losses with `functools.partial`; pass all microbatches of an
-      accumulated step.
+      transformation before the clipping that recorded the norm. If the loss and some
+      leaves are reproduced, hardware is likely. Bind the key of the step to the losses
+      with `functools.partial`; pass all microbatches of an accumulated step.
 
     Raises:
       TypeError: Called inside `jax.jit`, or the losses are not one array of floats.
@@ -93,7 +93,7 @@ def explain(
         rows = recorded_in(history, given.names, step)
     values, grads = _attribution.gradient(given)
     sizes, sizes_of_params = sizes_of(grads), sizes_of(given.leaves)
-    leaves = leaves_of(given.names, sizes, medians_of(rows[0]))
+    leaves = leaves_of(given.names, sizes, usual_of(rows[0]))
     bad_losses = [tuple(map(int, place)) for place in np.argwhere(~np.isfinite(values))]
     bad_leaves, bad_params = (
         [n for n, x in zip(given.names, each, strict=True) if not np.isfinite(x.norm)]

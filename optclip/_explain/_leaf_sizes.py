@@ -60,31 +60,24 @@ def _sums(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
     return scale, [jnp.sum(squares, axis=[b for b in axes if b != a]) for a in axes]
 
 
-def leaves_of(
-    names: list[str], sizes: list[Size], medians: dict[str, float] | None
-) -> list[Leaf]:
-    """Return all leaves, largest first; by their ratio to the history if there is one.
+def leaves_of(names: list[str], sizes: list[Size], usual: Numbers) -> list[Leaf]:
+    """Return all leaves, largest first; by their ratio to usual norms if any is known.
 
-    Leaves with NaN or inf are first, leaves that the history lacks last.
+    Leaves with NaN or inf are first, leaves without a usual norm last.
     """
     norms = np.array([size.norm for size in sizes])
     with np.errstate(over="ignore", invalid="ignore"):
         relative = norms / (np.max(norms, where=np.isfinite(norms), initial=0) or 1)
         fractions = relative**2 / (np.sum(relative**2) or 1)
+    medians = [usual.get((LEAF, name)) for name in names]
     leaves = [
-        Leaf(name, size.norm, float(fraction), _slice(size), None)
-        for name, size, fraction in zip(names, sizes, fractions, strict=True)
+        Leaf(name, s.norm, float(fraction), _slice(s), median and s.norm / median)
+        for name, s, fraction, median in zip(
+            names, sizes, fractions, medians, strict=True
+        )
     ]
-    order = norms
-    if medians is not None:
-        ratios = [
-            norm / medians.get(n, np.inf) for n, norm in zip(names, norms, strict=True)
-        ]
-        leaves = [
-            leaf._replace(ratio=float(ratio)) if leaf.name in medians else leaf
-            for leaf, ratio in zip(leaves, ratios, strict=True)
-        ]
-        order = np.array(ratios)
+    unknown = np.inf if any(medians) else 1.0
+    order = [s.norm / (m or unknown) for s, m in zip(sizes, medians, strict=True)]
     order = np.nan_to_num(order, nan=np.inf, posinf=np.inf)
     return [leaves[i] for i in np.argsort(-order, kind="stable")]
 
@@ -100,16 +93,6 @@ def _slice(size: Size) -> Slice | None:
         if len(norms) > 1
     ]
     return max(slices, key=lambda s: s.fraction * s.length, default=None)
-
-
-def medians_of(before: Numbers) -> dict[str, float] | None:
-    """Return the median norm of each recorded leaf, or None if there is none."""
-    medians = {}
-    for (kind, name), norms in before.items():
-        positive = norms[np.isfinite(norms) & (norms > 0)]
-        if kind == LEAF and positive.size:
-            medians[name] = float(np.median(positive))
-    return medians or None
 
 
 def outliers_of(names: list[str], sizes: list[Size]) -> list[Outlier]:

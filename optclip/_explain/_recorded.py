@@ -14,7 +14,7 @@ from .._typing import History, PyTree
 
 # The kind of a number, and the path of a leaf; "" for a number of the whole step.
 Key = tuple[str, str]
-LOSS, NORM, LEAF = ("loss", ""), ("norm", ""), "leaf"
+LOSS, NORM, STEP, LEAF = ("loss", ""), ("norm", ""), ("step", ""), "leaf"
 # What a run recorded: arrays over its rows, or the numbers of one row.
 Numbers = dict[Key, Any]
 
@@ -25,7 +25,8 @@ def recorded_in(
     """Return the losses and norms of the rows before a step, and those of its own row.
 
     The norm covers the recorded leaves, or else all. Numbers that a row lacks or only
-    repeats are NaN in arrays, and missing in the row.
+    repeats are NaN in arrays, and missing in the row. With a step, the numbers of the
+    rows that led to it are there, NaN where they were skipped.
 
     Args:
       history: A history, or the state of an optimizer that has one.
@@ -39,7 +40,8 @@ def recorded_in(
     is_log = isinstance(history, list) or not states_in(history)
     columns = read(history if is_log else history_of(history))
     count = len(next(iter(columns.values()), ()))
-    at = None if step is None else _row_of(step, columns.get("step", np.arange(count)))
+    steps = columns.get("step", np.arange(count))
+    at = None if step is None else _row_of(step, steps)
     both: tuple[Numbers, Numbers] = {}, {}
     for key, numbers, is_own in _series(columns, names, count):
         both[0].setdefault(key, np.where(is_own, numbers, np.nan)[:at])
@@ -55,7 +57,19 @@ def recorded_in(
     for each in both:
         if leaves := [norm for key, norm in each.items() if key[0] == LEAF]:
             each[NORM] = np.hypot.reduce(leaves)
+    if at is not None:
+        both[0][STEP] = np.where(_is_applied(columns, steps, at), steps[:at], np.nan)
     return both
+
+
+def _is_applied(
+    columns: Mapping[str, np.ndarray], steps: np.ndarray, at: int
+) -> np.ndarray:
+    """Return the rows before one that were neither skipped nor lost by a restart."""
+    skips = [only(fields, "consecutive") for fields in fields_by_name(columns).values()]
+    skipped = np.any([x[:at] > 0 for x in skips if x is not None], axis=0)
+    later = np.minimum.accumulate(steps[at::-1])[::-1]
+    return (steps[:at] <= later[1:]) & ~skipped
 
 
 def _row_of(step: int, steps: np.ndarray) -> int:
