@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -115,7 +116,8 @@ def step_of(
         "Their contributions are added up in one computation.",
     )
     shape = _shape_of(jax.eval_shape(losses, params, *args))
-    if math.prod(shape) == 1 and _is_of_several(args):
+    rows = [x.shape[0] for x in jax.tree.leaves(args) if jnp.ndim(x)]
+    if math.prod(shape) == 1 and min(rows, default=1) > 1:
         raise ValueError(
             f"`losses` must return {_WANTED}, got the shape {shape} for arguments of"
             " several rows. Return the losses before their mean or sum."
@@ -128,12 +130,6 @@ def step_of(
             f" one per loss, got the shapes {shapes}. {_BIND}"
         )
     return step
-
-
-def _is_of_several(args: tuple[Any, ...]) -> bool:
-    """Return whether the arrays have several rows, and none has a single one."""
-    rows = [x.shape[0] for x in jax.tree.leaves(args) if jnp.ndim(x)]
-    return bool(rows) and min(rows) > 1
 
 
 def _shape_of(returned: Any) -> tuple[int, ...]:
@@ -182,14 +178,12 @@ def gradient(step: Step) -> tuple[np.ndarray, list[jax.Array]]:
         grads, losses = jax.grad(total, has_aux=True)(leaves)
         return [_leaves.widen(g) / number for g in grads], losses
 
-    parts = step.microbatches()
-    grads, values = of_part(step.leaves, next(parts))
-    losses = [np.asarray(values, np.float64)]
-    for args in parts:
+    grads, losses = None, []
+    for args in step.microbatches():
         part, values = of_part(step.leaves, args)
-        grads = list(map(jnp.add, grads, part))
+        grads = part if grads is None else list(map(jnp.add, grads, part))
         losses.append(np.asarray(values, np.float64))
-    return _joined(losses, step), grads
+    return np.concatenate(losses).reshape(step.shape), grads or []
 
 
 def contributions(
@@ -207,14 +201,22 @@ def contributions(
     largest = max(float(jnp.max(jnp.abs(g), initial=0.0)) for g in grads) or 1.0
     direction = [_scaled(g, largest) for g in grads]
     for along in (_forward, _transposed):
-        found = _fractions(step, jax.jit(functools.partial(along, step)), direction)
-        if found is not None:
-            return found, "derivative"
+        compiled = jax.jit(functools.partial(along, step))
+        with contextlib.suppress(*_UNSUPPORTED):
+            parts = [compiled(direction, args) for args in step.microbatches()]
+            derivatives = np.concatenate(parts, dtype=np.float64).reshape(step.shape)
+            if (fractions := _fractions(derivatives)) is not None:
+                return fractions, "derivative"
     if not step.can_be_split():
         return None, "norms"
-    squares = example_norms(step) ** 2
-    total = np.sum(squares)
-    return (squares / total if 0 < total < np.inf else None), "norms"
+    return _fractions(example_norms(step) ** 2), "norms"
+
+
+def _fractions(parts: np.ndarray) -> np.ndarray | None:
+    """Return the fractions of a sum, or None if it is not positive and finite."""
+    # In narrow dtypes the direction is rounded, so |g|^2 is not the exact sum.
+    total = np.sum(parts)
+    return parts / total if 0 < total < np.inf else None
 
 
 def example_norms(step: Step) -> np.ndarray:
@@ -228,23 +230,6 @@ def example_norms(step: Step) -> np.ndarray:
     # One at a time: a gradient per example would multiply the memory.
     measure = norms(loss, batch_argnums=places, microbatch_size=1)
     return np.asarray(jax.jit(measure)(step.leaves, *step.args)[1], np.float64)
-
-
-def _fractions(
-    step: Step, along: Callable[..., jax.Array], direction: list[jax.Array]
-) -> np.ndarray | None:
-    """Return the fractions of the derivatives, or None where JAX has none."""
-    try:
-        parts = [
-            np.asarray(along(direction, args), np.float64)
-            for args in step.microbatches()
-        ]
-    except _UNSUPPORTED:
-        return None
-    derivatives = _joined(parts, step)
-    total = np.sum(derivatives)
-    # In narrow dtypes the direction is rounded, so |g|^2 is not the exact sum.
-    return derivatives / total if 0 < total < np.inf else None
 
 
 def _forward(
@@ -275,10 +260,6 @@ def _scaled(grad: jax.Array, largest: float) -> jax.Array:
     """Return a leaf of the direction of the gradient, whose largest element is 1."""
     # The steepest direction of a complex leaf is the conjugate of JAX's gradient.
     return jnp.conj(grad / largest)
-
-
-def _joined(parts: list[Any], step: Step) -> np.ndarray:
-    return np.concatenate(parts).reshape(step.shape)
 
 
 def nonfinite_examples(step: Step, places: list[tuple[int, ...]]) -> list[int]:

@@ -88,9 +88,7 @@ def explain(
     given = step_of(losses, params, args, microbatch_size)
     if step is not None and history is None:
         raise ValueError("`step` needs `history`, the run that recorded this step.")
-    rows = {}, {}
-    if history is not None:
-        rows = recorded_in(history, given.names, step)
+    rows = ({}, {}) if history is None else recorded_in(history, given.names, step)
     values, grads = _attribution.gradient(given)
     sizes, sizes_of_params = sizes_of(grads), sizes_of(given.leaves)
     leaves = leaves_of(given.names, sizes, usual_of(rows[0]))
