@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-# A spike is this many times the median of as many norms before it, and after it, and
-# so many robust standard deviations above them in logs. A longer one is a change of the
-# level, which counts if it is so large and lasts.
-_TIMES, _NEIGHBORS, _DEVIATIONS_OF_LOGS, _LONGEST, _LEVEL = 10, 10, 4.5, 16, 100
+# A spike is this many times the median of as many norms before it, and after it. A
+# longer one is a change of the level, which counts if it is so large and lasts.
+_TIMES, _NEIGHBORS, _LONGEST, _LEVEL = 10, 10, 16, 100
 # The rule that the package recommends for losses: mean + 6 std of the last 64. In a
 # heavy tail most windows have a small std, so that logs must lie nearly as far above.
 _DEVIATIONS, _LOSSES, _FEWER, _IN_LOGS = 6, 64, 16, 1.25
@@ -22,9 +21,10 @@ _LEAST_STD, _FAR = 0.01, 9
 _LONG = 20_000
 # The least number of norms, and of losses, of which one is their neighbor.
 _FEWEST, _FEWEST_LOSSES = 5, 9
-# Outliers lie above all other rows by such a factor, and by a gap that the tail of the
-# others leaves with this chance if it is a power law.
-_GAP, _GAP_OF_LOSSES, _CHANCE = 2.5, 1.5, 0.02
+# Outliers lie above all other rows by such a factor, and by so many times the mean
+# excess in the tail of the others: if it is a power law, its gaps are exponential, and
+# one as large has a chance of 0.004 (30 rows in the tail) to 0.02 (6 rows).
+_GAP, _GAP_OF_LOSSES, _EXCESSES = 3, 1.5, 6
 # More outliers than this fraction, and than so many, are a property of the run.
 _RARE, _FEW = 0.005, 4
 
@@ -94,12 +94,9 @@ def _spikes(x: np.ndarray, start: int) -> _Found:
     # After the last rows there are none, so that those before decide.
     low = np.fmax(_least_before(before[:-1]), _least_before([0, *after[-2:0:-1]])[::-1])
     bursts, usual = [], np.fmax(before[:-1], after[1:])
-    scores = np.log(x / usual)
-    spread = np.median(np.abs(scores - np.median(scores)))
-    least = max(_TIMES, np.exp(_DEVIATIONS_OF_LOGS * 1.4826 * spread))
     for first, end in spans((x >= _TIMES * low) & (np.arange(len(x)) >= start)):
         level = np.fmax(before[first], after[end])
-        if end - first <= _LONGEST and x[first:end].max() >= least * level:
+        if end - first <= _LONGEST and x[first:end].max() >= _TIMES * level:
             bursts.append((first, end))
             usual[first:end] = level
     rows = _apart(np.log(x / usual), bursts, start, _GAP)
@@ -176,10 +173,9 @@ def _apart(
     for first, end in bursts:
         is_other[max(0, first - 1) : end + 1] = False
     others = np.sort(score[is_other])[::-1]
-    # Gaps between the largest of a power law are exponential; the mean is of so many.
     size = min(len(others) // 2, max(_NEIGHBORS, int(np.sqrt(len(others)))))
     excess = np.mean(others[:size] - others[size]) if size else 0.0
-    gap = max(np.log(least), (_CHANCE ** (-1 / max(size, 1)) - 1) * size * excess)
+    gap = max(np.log(least), _EXCESSES * excess)
     bursts = sorted(bursts, key=lambda burst: -score[slice(*burst)].max())
     peaks = [score[slice(*burst)].max() for burst in bursts]
     steps = -np.diff([*peaks, others.max(initial=0.0)])

@@ -484,7 +484,7 @@ def test_output_on_the_page_of_plots_is_printed(command, tmp_path, monkeypatch):
     text = (ROOT / "docs" / "monitoring_and_plots.md").read_text()
     shown = text.split("```text\n")[1].split("```")[0]
     norms = np.random.default_rng(0).gamma(4.0, size=1000)
-    norms[700] = 60.0
+    norms[700] = 120.0
     entries = [{"grad_norm": x, "step": 10 * (i + 1)} for i, x in enumerate(norms)]
     monkeypatch.chdir(tmp_path)
     path = pathlib.Path("trainer_state.json")

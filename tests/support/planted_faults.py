@@ -298,7 +298,7 @@ FAULTS = [
     ),
     Fault(
         "_monitor/_outliers.py",
-        "x[first:end].max() >= least * level",
+        "x[first:end].max() >= _TIMES * level",
         "x[first:end].max() >= level",
         "monitor/test_verdict.py",
     ),
