@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -59,8 +58,8 @@ def usual_of(before: Numbers) -> Numbers:
 
 def compared(
     before: Numbers, row: Numbers, step: int | None, losses: np.ndarray, leaves: Numbers
-) -> tuple[list[str], dict[str, Any]]:
-    """Return sentences on the step and the batch, and the fields of an explanation.
+) -> tuple[list[str], bool | None]:
+    """Return sentences on the step and the batch, and whether it is reproduced.
 
     Args:
       before: Recorded losses and norms of the earlier rows.
@@ -78,13 +77,7 @@ def compared(
         findings[0] = f"Step {step}{findings[0]}"
     new, usual = loss | _norm(before, leaves), usual_of(before)
     high = [k for k in new if k in usual and _is_high(new[k], before[k], k, step)]
-    return [*findings, *_of_batch(means, new, usual, high)], {
-        "usual_loss": usual.get(LOSS),
-        "usual_norm": usual.get(NORM),
-        "recorded_loss": row.get(LOSS),
-        "recorded_norm": row.get(NORM),
-        "reproduced": reproduced,
-    }
+    return [*findings, *_of_batch(means, new, usual, high)], reproduced
 
 
 def _norm(recorded: Numbers, leaves: Numbers) -> Numbers:
@@ -168,24 +161,24 @@ def _of_batch(
       usual: Usual loss and norm, where they are known.
       high: Which of them are unusual.
     """
+    if not high:
+        return []
     phrases = [
         f"{name} {new[key]:.4g}, usually {usual[key]:.4g}"
         for name, key in (("mean loss", LOSS), ("norm", NORM))
-        if usual.get(key) is not None
+        if key in usual
     ]
     advice = ""
     if LOSS in high:
         middle = (new[LOSS] + usual[LOSS]) / 2
-        number, lowest, largest = np.sum(means > middle), np.min(means), np.max(means)
-        every = f"all {number} examples lie between {lowest:.3g} and {largest:.3g}"
-        some = f"examples above {middle:.3g}: {number} of {len(means)}"
-        phrases.append(every if number == len(means) else some)
-        if 2 * number > len(means):
-            advice = (
-                " Look at the source of this batch; if other batches are as high, at"
-                " the parameters."
-            )
-    return [f"The whole batch: {'; '.join(phrases)}.{advice}"] if high else []
+        number, count, lowest = np.sum(means > middle), len(means), np.min(means)
+        every = f"all {count} examples lie between {lowest:.3g} and {np.max(means):.3g}"
+        some = f"examples above {middle:.3g}: {number} of {count}"
+        phrases.append(every if number == count else some)
+        if 2 * number > count:
+            advice = " Look at the source of this batch; if other batches are as high,"
+            advice += " at the parameters."
+    return [f"The whole batch: {'; '.join(phrases)}.{advice}"]
 
 
 def _is_high(number: float, before: np.ndarray, key: Key, step: int | None) -> bool:
@@ -194,7 +187,7 @@ def _is_high(number: float, before: np.ndarray, key: Key, step: int | None) -> b
     Without a step, the batch may belong to any row, so that it must also stand out from
     the largest ones after the start.
     """
-    largest = [] if step is not None else [np.sort(before[len(before) // 10 :])]
-    rows = [before, *largest]
-    is_high = [stands_out(number, each, is_loss=key == LOSS) for each in rows]
-    return bool(np.isfinite(number)) and all(is_high)
+    largest = [np.sort(before[len(before) // 10 :])] if step is None else []
+    return bool(np.isfinite(number)) and all(
+        stands_out(number, each, is_loss=key == LOSS) for each in [before, *largest]
+    )

@@ -90,12 +90,12 @@ def explain(
         raise ValueError("`step` needs `history`, the run that recorded this step.")
     rows = ({}, {}) if history is None else recorded_in(history, given.names, step)
     values, grads = _attribution.gradient(given)
-    sizes, sizes_of_params = sizes_of(grads), sizes_of(given.leaves)
-    leaves = leaves_of(given.names, sizes, usual_of(rows[0]))
+    sizes, of_params = (sizes_of(given.names, x) for x in (grads, given.leaves))
+    leaves = leaves_of(sizes, usual_of(rows[0]))
     bad_losses = [tuple(map(int, place)) for place in np.argwhere(~np.isfinite(values))]
     bad_leaves, bad_params = (
-        [n for n, x in zip(given.names, each, strict=True) if not np.isfinite(x.norm)]
-        for each in (sizes, sizes_of_params)
+        [size.name for size in each if not np.isfinite(size.norm)]
+        for each in (sizes, of_params)
     )
     bad_examples: list[int] = []
     fractions, method = None, "derivative"
@@ -104,12 +104,12 @@ def explain(
     elif any(size.norm > 0 for size in sizes):
         fractions, method = _attribution.contributions(given, grads)
     entries = entries_of(fractions, values)
-    outliers = outliers_of(given.names, sizes_of_params)
+    outliers = outliers_of(of_params)
     bad = bad_losses, bad_examples, bad_leaves, bad_params
     norms = {(LEAF, leaf.name): leaf.norm for leaf in leaves}
-    told, fields = compared(*rows, step, values, norms)
+    of_run, reproduced = compared(*rows, step, values, norms)
     findings = [
-        *told,
+        *of_run,
         *_findings.of_nonfinite(*bad, len(values)),
         *_findings.of_outliers(outliers),
         *_findings.of_contributions(entries, method),
@@ -121,5 +121,5 @@ def explain(
     return Explanation(
         findings, norm, leaves[:top],
         by_example, by_position, by_loss, method,
-        outliers[:top], *bad, float(np.mean(values)), **fields,
+        outliers[:top], *bad, float(np.mean(values)), reproduced,
     )  # fmt: skip

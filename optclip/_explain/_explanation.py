@@ -180,12 +180,8 @@ class Explanation(NamedTuple):
       nonfinite_leaves: Names of all leaves with a NaN or inf in the gradient.
       nonfinite_params: Names of all leaves with a NaN or inf in the parameters.
       loss: Mean loss.
-      usual_loss: Median loss of up to 64 recorded steps before, or None.
-      usual_norm: Median norm of the gradient in these steps, or None.
-      recorded_loss: Loss that the history has for `step`, or None.
-      recorded_norm: Norm that it has: of the recorded leaves, or else of all; or None.
-      reproduced: Whether these norms, or else the losses, are equal to the recomputed
-        ones, up to rounding; None without `step`.
+      reproduced: Whether the recorded norms of `step`, or else its loss, are equal to
+        the recomputed ones, up to rounding; None without `step`.
     """
 
     findings: list[str]
@@ -201,30 +197,21 @@ class Explanation(NamedTuple):
     nonfinite_leaves: list[str]
     nonfinite_params: list[str]
     loss: float = float("nan")
-    usual_loss: float | None = None
-    usual_norm: float | None = None
-    recorded_loss: float | None = None
-    recorded_norm: float | None = None
     reproduced: bool | None = None
 
     def __str__(self) -> str:
         # The first finding on a recorded step is whether it is reproduced.
         is_sound = len(self.findings) == 1 and self.reproduced is True
         nothing = f"Nothing {'else ' if is_sound else ''}stands out: no example,"
-        nothing = [f"{nothing} position, row or leaf."]
-        lines = [*self.findings, *(nothing if is_sound or not self.findings else [])]
-        lines.append(f"gradient: norm {self.norm:.4g}")
+        nothing += " position, row or leaf."
+        lines = [*self.findings, nothing] if is_sound else self.findings or [nothing]
+        lines = [*lines, f"gradient: norm {self.norm:.4g}"]
         for leaf in self.leaves:
             lines.append(_line(leaf.fraction, f"{leaf.norm:<9.4g} {_described(leaf)}"))
-        for title, entries in (
-            ("examples", self.examples),
-            ("positions", self.positions),
-            ("losses", self.losses),
-        ):
-            lines += [f"{title}:"] if entries else []
-            for entry in entries:
-                text = f"loss {entry.loss:<8.3g} {entry}"
-                lines.append(_line(entry.fraction, text))
+        for title in ("examples", "positions", "losses"):
+            entries = getattr(self, title)
+            texts = [_line(x.fraction, f"loss {x.loss:<8.3g} {x}") for x in entries]
+            lines += [f"{title}:", *texts] if entries else []
         return "\n".join(lines)
 
 
@@ -233,9 +220,6 @@ def _line(fraction: float, text: str) -> str:
 
 
 def _described(leaf: Leaf) -> str:
-    words = [leaf.name]
-    if leaf.ratio is not None:
-        words.append(f"{leaf.ratio:.3g} times its median")
-    if leaf.slice is not None:
-        words.append(f"{leaf.slice} has {leaf.slice.fraction:.1%} of it")
-    return ", ".join(filter(None, words))
+    ratio = None if leaf.ratio is None else f"{leaf.ratio:.3g} times its median"
+    part = leaf.slice and f"{leaf.slice} has {leaf.slice.fraction:.1%} of it"
+    return ", ".join(filter(None, [leaf.name, ratio, part]))

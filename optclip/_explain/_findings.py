@@ -75,8 +75,8 @@ def of_nonfinite(
     """Return the sentences of NaN and inf."""
     sentences = []
     if params:
-        names = [named(name) for name in params]
-        sentences.append(f"Parameters are not finite: {listed(names)}.")
+        names = listed([named(name) for name in params])
+        sentences.append(f"Parameters are not finite: {names}.")
     if len(losses) == 1:
         example, *position = losses[0]
         entry = Contribution(example, position[0] if position else None, 0.0, 0.0)

@@ -24,26 +24,31 @@ class Size(NamedTuple):
     """Hold the norm of a leaf and those of its slices.
 
     Attributes:
+      name: Path of the leaf.
       norm: L2 norm of the leaf; NaN or inf if an element is not finite.
       slices: For each axis, the norm of each slice.
       shape: Shape of the leaf; a scalar has one axis.
     """
 
+    name: str
     norm: float
     slices: list[np.ndarray]
     shape: tuple[int, ...]
 
 
-def sizes_of(leaves: list[jax.Array]) -> list[Size]:
+def sizes_of(names: list[str], leaves: list[jax.Array]) -> list[Size]:
     """Return the sizes of leaves, with the sums over slices in float64."""
-    return [_size(x.shape, *_sums(jnp.atleast_1d(x))) for x in leaves]
+    pairs = zip(names, leaves, strict=True)
+    return [_size(name, x.shape, *_sums(jnp.atleast_1d(x))) for name, x in pairs]
 
 
-def _size(shape: tuple[int, ...], scale: jax.Array, sums: list[jax.Array]) -> Size:
+def _size(
+    name: str, shape: tuple[int, ...], scale: jax.Array, sums: list[jax.Array]
+) -> Size:
     squares, unit = [np.asarray(x, np.float64) for x in sums], float(scale)
     # Fewest elements are summed on the device along the longest axis.
     norm = unit * float(np.sqrt(np.sum(max(squares, key=len))))
-    return Size(norm, [unit * np.sqrt(x) for x in squares], shape or (1,))
+    return Size(name, norm, [unit * np.sqrt(x) for x in squares], shape or (1,))
 
 
 # Compiled once for all leaves of a shape.
@@ -51,8 +56,7 @@ def _size(shape: tuple[int, ...], scale: jax.Array, sums: list[jax.Array]) -> Si
 def _sums(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
     """Return the largest element of a leaf, and sums of squares relative to it."""
     size = jnp.abs(_leaves.widen(x))
-    finite = jnp.where(jnp.isfinite(size), size, 0)
-    largest = jnp.max(finite, initial=0.0)
+    largest = jnp.max(jnp.where(jnp.isfinite(size), size, 0), initial=0.0)
     # Squares of numbers above 1e19 or below 1e-23 would leave the range of float32.
     scale = jnp.where(largest > 0, largest, 1)
     squares = (size / scale) ** 2
@@ -60,7 +64,7 @@ def _sums(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
     return scale, [jnp.sum(squares, axis=[b for b in axes if b != a]) for a in axes]
 
 
-def leaves_of(names: list[str], sizes: list[Size], usual: Numbers) -> list[Leaf]:
+def leaves_of(sizes: list[Size], usual: Numbers) -> list[Leaf]:
     """Return all leaves, largest first; by their ratio to usual norms if any is known.
 
     Leaves with NaN or inf are first, leaves without a usual norm last.
@@ -69,15 +73,16 @@ def leaves_of(names: list[str], sizes: list[Size], usual: Numbers) -> list[Leaf]
     with np.errstate(over="ignore", invalid="ignore"):
         relative = norms / (np.max(norms, where=np.isfinite(norms), initial=0) or 1)
         fractions = relative**2 / (np.sum(relative**2) or 1)
-    medians = [usual.get((LEAF, name)) for name in names]
+        medians = np.array([usual.get((LEAF, s.name), np.inf) for s in sizes])
+        is_known = np.isfinite(medians)
+        ratios = norms / medians
     leaves = [
-        Leaf(name, s.norm, float(fraction), _slice(s), median and s.norm / median)
-        for name, s, fraction, median in zip(
-            names, sizes, fractions, medians, strict=True
+        Leaf(size.name, size.norm, fraction, _slice(size), ratio if known else None)
+        for size, fraction, ratio, known in zip(
+            sizes, fractions.tolist(), ratios.tolist(), is_known, strict=True
         )
     ]
-    unknown = np.inf if any(medians) else 1.0
-    order = [s.norm / (m or unknown) for s, m in zip(sizes, medians, strict=True)]
+    order = ratios if is_known.any() else norms
     order = np.nan_to_num(order, nan=np.inf, posinf=np.inf)
     return [leaves[i] for i in np.argsort(-order, kind="stable")]
 
@@ -95,27 +100,22 @@ def _slice(size: Size) -> Slice | None:
     return max(slices, key=lambda s: s.fraction * s.length, default=None)
 
 
-def outliers_of(names: list[str], sizes: list[Size]) -> list[Outlier]:
+def outliers_of(sizes: list[Size]) -> list[Outlier]:
     """Return slices of over 30 times their median, leaves of over 100; largest first.
 
     Only leaves with two axes or more are compared: biases and scales vary widely.
     """
-    matrices = [
-        (name, size)
-        for name, size in zip(names, sizes, strict=True)
-        if len(size.slices) > 1 and np.isfinite(size.norm)
-    ]
+    matrices = [s for s in sizes if len(s.slices) > 1 and np.isfinite(s.norm)]
+    rms = [s.norm / np.sqrt(max(math.prod(s.shape), 1)) for s in matrices]
     outliers = [
-        Outlier(name, size.shape, axis, *outlier)
-        for name, size in matrices
+        Outlier(matrices[i].name, matrices[i].shape, None, None, ratio)
+        for i, ratio in _above(np.array(rms), _MOST_OF_LEAVES)
+    ]
+    outliers += [
+        Outlier(size.name, size.shape, axis, *outlier)
+        for size in matrices
         for axis, norms in enumerate(size.slices)
         for outlier in _above(norms, _MOST_OF_SLICES)
-    ]
-    counts = [max(math.prod(size.shape), 1) for _, size in matrices]
-    rms = np.array([size.norm for _, size in matrices]) / np.sqrt(counts)
-    outliers += [
-        Outlier(matrices[i][0], matrices[i][1].shape, None, None, ratio)
-        for i, ratio in _above(rms, _MOST_OF_LEAVES)
     ]
     return sorted(outliers, key=lambda outlier: -outlier.ratio)
 

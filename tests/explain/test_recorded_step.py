@@ -94,7 +94,7 @@ def test_batch_that_is_bad_as_a_whole_is_named_first():
         found = explained((before, form), BAD)
         assert found.findings[0].startswith("The whole batch: mean loss 5.")
         assert f"all {BATCH} examples lie between 5." in found.findings[0]
-        assert found.loss > 2 * found.usual_loss > 9 * found.usual_norm > 0
+        assert ", usually 2." in found.findings[0]
     for i in (5, BAD - 1, STEPS - 1):
         assert explained(sound(), i).findings == []
 
@@ -105,7 +105,7 @@ def test_sound_step_is_reproduced(record, i):
     """Also a skipped one. Then the batch is named, and the example."""
     found = explained(sound(record), i, step=i)
     assert found.reproduced
-    numbers = f"loss {found.recorded_loss:.4g}, norm " if i != NAN else "norm not "
+    numbers = f"loss {found.loss:.4g}, norm " if i != NAN else "norm not "
     assert found.findings[0].startswith(f"Step {i} is reproduced: {numbers}")
     others = {BAD: ["The whole batch: "], OUTLIER: ["The whole batch: ", "9"]}
     others[NAN] = ["15 losses", "NaN or inf"]
@@ -144,7 +144,8 @@ def test_changed_gradient_is_not_reproduced(change, record):
     found = explained(run, CHANGED, step=CHANGED)
     assert not found.reproduced
     (text,) = found.findings
-    numbers = f"recorded norm {found.recorded_norm:.4g}, recomputed {found.norm:.4g}"
+    norm = optclip.history(run[1])["skip/norm"][CHANGED - 5]
+    numbers = f"recorded norm {norm:.4g}, recomputed {found.norm:.4g}"
     numbers = numbers.replace(" nan", " not finite")
     assert text.startswith(f"Step {CHANGED}: {numbers}: not reproducible from these ")
     is_sure = record == "leaves" and change in {"nan", "bit 30", "bit 25"}
