@@ -9,6 +9,7 @@ import numpy as np
 
 from .._arrays import _validate
 from .._typing import PyTree
+from ._history import history
 from ._metrics import PROBE_FIELDS, metrics, percent
 from ._run import (
     Fields,
@@ -37,33 +38,35 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
           36%  3         bias
 
     Args:
-      opt_state: State of an optimizer, or the output of `metrics` or of `history`, of
-        which the last step is summarized; of transformations inside `skip`, the last
-        step taken.
+      opt_state: State of an optimizer, or the output of `metrics` or of `history`. The
+        last step is summarized; of transformations inside `skip`, the last step taken.
+        The findings cover all rows of a history, also of one inside the state.
       most: Number of groups or leaves listed per transformation, non-finite norms
         first, then the largest. Default: 10.
 
     Returns:
       Text. The columns of a group or leaf are its percentage of the sum of squared
       norms, its norm, its name, and how often it was clipped or non-finite. "Up to"
-      precedes the largest rate of several norms. The last lines say what the numbers
-      mean and what to change, if they stand out. "No step yet" during training means
-      that the loop drops the new state. Index the state of an ensemble first:
+      precedes the largest rate of several norms. The last lines, which begin with `->`,
+      are the findings, the gravest first: steps that are not finite or skipped, the
+      loss, spikes, thresholds, rates. "No step yet" during training means that the loop
+      drops the new state. Index the state of an ensemble first:
       `jax.tree.map(lambda x: x[0], state)`.
 
     Raises:
-      TypeError: Called inside `jax.jit`, or `opt_state` is a history of many steps.
+      TypeError: Called inside `jax.jit`, or `opt_state` is a list of metrics.
       ValueError: The state contains no record.
     """
     most = _validate.length("most", most)
     steps = loss = None
     if isinstance(opt_state, Mapping) and np.ndim(opt_state.get("step", 0)) == 1:
-        columns = read(opt_state)
-        every, steps = fields_by_name(columns), columns["step"]
-        names, loss = without_skipped(every), columns.get("loss")
+        every, steps, loss = _rows(opt_state)
+        names = without_skipped(every)
     else:
         numbers = _metrics_in(opt_state)
         names = every = fields_by_name({k: np.array([x]) for k, x in numbers.items()})
+        if (columns := _history_of(opt_state)).keys() >= numbers.keys():
+            every, steps, loss = _rows(columns)
     last = {name: at(fields, -1) for name, fields in names.items()}
     clips = clips_in(names)
     lines = [line for name in clips for line in _lines_of(name, last[name], most)]
@@ -74,6 +77,23 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
     ]
     findings = verdicts({name: every[name] for name in clips}, steps, loss)
     return "\n".join([*lines, *findings])
+
+
+def _rows(
+    history: Mapping[str, Any],
+) -> tuple[dict[str, Fields], np.ndarray, np.ndarray | None]:
+    """Return the numbers, the steps and the loss of all rows of a history."""
+    columns = read(history)
+    return fields_by_name(columns), columns["step"], columns.get("loss")
+
+
+def _history_of(state: PyTree) -> dict[str, np.ndarray]:
+    """Return the rows in a state; none before the first step or without a history."""
+    try:
+        columns = history(state)
+    except ValueError:
+        return {}
+    return columns if len(columns["step"]) else {}
 
 
 def _lines_of(name: str, fields: Fields, most: int) -> list[str]:

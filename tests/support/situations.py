@@ -148,8 +148,8 @@ def readings(run, folder):
     if not isinstance(run, dict):
         columns = optclip.history(run)
         plot.save(columns, path)
-        found = {"state": _summary(run), "history": _summary(columns)}
-        return found | {"lines": _report(path)}
+        found = {"state": _summary(run.history_inner), "history": _summary(columns)}
+        return found | {"kept": _summary(run), "lines": _report(path)}
     columns = {k: x.tolist() for k, x in run.items()}
     rows = [
         dict(zip(columns, x, strict=True)) for x in zip(*columns.values(), strict=True)
