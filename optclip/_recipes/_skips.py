@@ -51,7 +51,7 @@ def olmo_skip(
 
       NaN and inf never enter the window; in OLMo, one NaN skips `window` steps. Skipped
       finite steps do enter it, so a huge spike can hide later ones for `window` steps.
-      To exclude them, pass `learn_skipped=False, max_consecutive=100`.
+      To exclude them, pass `learn_skipped=False, max_consecutive=50`.
 
     See Also:
       `thresholds.mean_plus_std`, the rule.

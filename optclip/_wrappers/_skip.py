@@ -104,7 +104,7 @@ def skip(
         one, an int or inf. The next finite step is applied; a non-finite one never is.
         Default: inf for `max_norm` and fixed losses, 50 for a rule in `max_loss`.
       learn_skipped: Whether rules learn from skipped finite steps. True follows a
-        lasting change; False keeps a burst out of the memory, and needs
+        lasting change; False keeps a burst out of the memory, and in `max_norm` needs
         `max_consecutive`. Default: True for `max_norm`, False for `max_loss`.
       mask: Leaves to check: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
