@@ -73,8 +73,7 @@ def compared(
     findings, reproduced = [], None
     if step is not None:
         new = loss | leaves | _norm(row, leaves)
-        findings, reproduced = _reproduction(before, row, new)
-        findings[0] = f"Step {step}{findings[0]}"
+        findings, reproduced = _reproduction(step, before, row, new)
     new, usual = loss | _norm(before, leaves), usual_of(before)
     high = [k for k in new if k in usual and _is_high(new[k], before[k], k, step)]
     return [*findings, *_of_batch(means, new, usual, high)], reproduced
@@ -87,14 +86,15 @@ def _norm(recorded: Numbers, leaves: Numbers) -> Numbers:
 
 
 def _reproduction(
-    before: Numbers, row: Numbers, new: Numbers
+    step: int, before: Numbers, row: Numbers, new: Numbers
 ) -> tuple[list[str], bool | None]:
-    """Return sentences, without their first words, and whether a row is reproduced.
+    """Return sentences on a recorded row, and whether it is reproduced.
 
     A loss with another term may have the same gradient, so that the norm decides.
     """
     if not row:
-        return [" has neither a loss nor a norm of its own to compare."], None
+        text = f"Step {step} has neither a loss nor a norm of its own to compare."
+        return [text], None
     off = [key for key in row if not _is_same(row, new, key)]
 
     def both(key: Key, what: str = "") -> str:
@@ -105,11 +105,11 @@ def _reproduction(
         text = ", ".join(f"{key[0]} {_text(new[key])}" for key in equal)
         text += f"; its loss is not: {both(LOSS)}" if off else ""
         text += "" if NORM in row else "; it has no norm of its own"
-        return [f" is reproduced: {text}."], True
+        return [f"Step {step} is reproduced: {text}."], True
     leaves, count = [k for k in off if k[0] == LEAF], sum(k[0] == LEAF for k in row)
     judged, same = NORM if NORM in row else LOSS, "unknown"
-    text = f": {both(judged, f'{judged[0]} ')}: not reproducible from these parameters"
-    text += " and this batch. "
+    text = f"Step {step}: {both(judged, f'{judged[0]} ')}: not reproducible from these"
+    text += " parameters and this batch. "
     if leaves:
         each = listed([f"{named(key[1])} ({both(key)})" for key in leaves])
         text += f"Leaves that differ: {len(leaves)} of {count}, {each}. "

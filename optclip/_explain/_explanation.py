@@ -48,6 +48,11 @@ class Leaf(NamedTuple):
     slice: Slice | None
     ratio: float | None
 
+    def __str__(self) -> str:
+        ratio = None if self.ratio is None else f"{self.ratio:.3g} times its median"
+        part = self.slice and f"{self.slice} has {self.slice.fraction:.1%} of it"
+        return ", ".join(filter(None, [self.name, ratio, part]))
+
 
 class Contribution(NamedTuple):
     """Hold what an example, a position or a single loss contributes to the gradient.
@@ -205,9 +210,8 @@ class Explanation(NamedTuple):
         nothing = f"Nothing {'else ' if is_sound else ''}stands out: no example,"
         nothing += " position, row or leaf."
         lines = [*self.findings, nothing] if is_sound else self.findings or [nothing]
-        lines = [*lines, f"gradient: norm {self.norm:.4g}"]
-        for leaf in self.leaves:
-            lines.append(_line(leaf.fraction, f"{leaf.norm:<9.4g} {_described(leaf)}"))
+        texts = [_line(x.fraction, f"{x.norm:<9.4g} {x}") for x in self.leaves]
+        lines = [*lines, f"gradient: norm {self.norm:.4g}", *texts]
         for title in ("examples", "positions", "losses"):
             entries = getattr(self, title)
             texts = [_line(x.fraction, f"loss {x.loss:<8.3g} {x}") for x in entries]
@@ -217,9 +221,3 @@ class Explanation(NamedTuple):
 
 def _line(fraction: float, text: str) -> str:
     return f"  {fraction:>7.1%}  {text}".rstrip()
-
-
-def _described(leaf: Leaf) -> str:
-    ratio = None if leaf.ratio is None else f"{leaf.ratio:.3g} times its median"
-    part = leaf.slice and f"{leaf.slice} has {leaf.slice.fraction:.1%} of it"
-    return ", ".join(filter(None, [leaf.name, ratio, part]))

@@ -19,10 +19,8 @@ def of_contributions(
 ) -> list[str]:
     """Return the sentence of a single loss, example or position, in this order."""
     of = "the gradient" if method == "derivative" else "the squared norms of examples"
-    for table in tables:
-        if entry := standing_out(table):
-            return [f"{entry.fraction:.1%} of {of} is {entry}."]
-    return []
+    entries = filter(None, map(standing_out, tables))
+    return [f"{entry.fraction:.1%} of {of} is {entry}." for entry in entries][:1]
 
 
 def of_leaves(leaves: list[Leaf]) -> list[str]:
@@ -58,11 +56,11 @@ def of_history(leaves: list[Leaf]) -> list[str]:
 
 def of_outliers(outliers: list[Outlier]) -> list[str]:
     """Return the sentence of the largest outlier of the parameters."""
-    if not outliers:
-        return []
-    outlier = outliers[0]
-    of = "norm" if outlier.axis is not None else "root mean square of a matrix"
-    return [f"Parameters: {outlier} has {outlier.ratio:.3g} times the median {of}."]
+    return [
+        f"Parameters: {outlier} has {outlier.ratio:.3g} times the median"
+        f" {'root mean square of a matrix' if outlier.axis is None else 'norm'}."
+        for outlier in outliers[:1]
+    ]
 
 
 def of_nonfinite(
