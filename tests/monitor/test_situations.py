@@ -203,6 +203,7 @@ BROKEN = {
     "unsloth 5207, skipped": (lambda: run(PRODUCTION, UNSLOTH), r"(?=.*step 8\b).*" + ELEVEN_THOUSAND),
     "loss burst": (lambda: run(GLOBAL, BURST_NORMS, BURST), LOSS_BURST),
     "loss burst, log": (lambda: log(BURST_NORMS, BURST), LOSS_BURST),
+    "loss burst, slow recovery": (lambda: log(STEADY, at(BURST, {(199, 209): np.linspace(4.5, 3.0, 10)})), r"loss 6\.6.* step 196"),
     "loss burst, skipped": (lambda: run(BY_LOSS, BURST_NORMS, BURST), "(?=.*skip)" + LOSS_BURST),
     "loss burst in the last row": (lambda: log(STEADY, at(LOSS, {299: 6.6})), r"loss 6\.6.* step 299"),
     # As noisy, and as long, as the log of kevin-token-compressor.
@@ -304,8 +305,14 @@ def test_log_with_norms_times_a_constant_has_the_same_findings(tmp_path):
             assert one == other
 
 
-@pytest.mark.parametrize("name", ["loss burst, log", "spike, log"])
-def test_log_with_more_healthy_rows_has_the_same_findings(tmp_path, name):
-    run, more = BROKEN[name][0](), log(STEADY, LOSS, 300 + ROW)
+@pytest.mark.parametrize(
+    "name", ["loss burst, log", "loss burst, slow recovery", "spike, log"]
+)
+def test_finding_stays_when_healthy_rows_follow(tmp_path, name):
+    run, (_, pattern) = BROKEN[name][0](), BROKEN[name]
+    more, end = log(STEADY, LOSS, 300 + ROW), 151 if "spike" in name else 199
     longer = {k: np.append(x, more[k]) for k, x in run.items()}
-    assert readings(longer, tmp_path) == readings(run, tmp_path)
+    for rows in (end, end + 1, end + 3, end + 10, end + 50, 600):
+        found = readings({k: x[:rows] for k, x in longer.items()}, tmp_path)["history"]
+        assert len(found) == 1
+        assert re.search(pattern, found[0])

@@ -294,13 +294,13 @@ FAULTS = [
         "_monitor/_verdict.py",
         "if not rows.any() or (rows & ~run.explained).any():",
         "if True:",
-        "monitor/test_verdict.py",
+        "monitor/test_situations.py",
     ),
     Fault(
         "_monitor/_outliers.py",
-        "x[first:end].max() >= _TIMES * level",
-        "x[first:end].max() >= level",
-        "monitor/test_verdict.py",
+        "np.flatnonzero(steps >= gap)[::-1]",
+        "np.flatnonzero(steps >= 0)[::-1]",
+        "monitor/test_situations.py",
     ),
     Fault(
         "_explain/_attribution.py",
