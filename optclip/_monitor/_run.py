@@ -17,8 +17,13 @@ from .._typing import History
 from ._metrics import FIELDS
 
 # Keys of a training loss, the clearest first, and words in keys of other losses.
-_LOSSES = "loss", "train/loss", "train_loss", "training_loss", "total_loss"
-_HELD_OUT = {"eval", "evaluation", "val", "valid", "validation", "test", "dev"}
+_LOSSES = (
+    "loss", "train/loss", "train_loss", "training_loss", "total_loss",
+    "lm loss", "global_avg_loss",  # Megatron, torchtitan
+)  # fmt: skip
+_OTHER_LOSSES = {
+    "eval", "evaluation", "val", "valid", "validation", "test", "dev", "scale"
+}  # fmt: skip
 # JSON has no such numbers, so `save` writes them as strings.
 _NOT_FINITE = "inf", "-inf", "nan"
 
@@ -113,15 +118,24 @@ def loss_key(keys: Iterable[str]) -> str | None:
     for name in _LOSSES:
         if name in keys:
             return keys[name]
-    are_read = {*keys_of_metrics(keys)}
     losses = [
-        key
-        for text, key in keys.items()
-        if text not in are_read
-        and text.lower().split("/")[-1] in _LOSSES
-        and not _HELD_OUT & {*re.split(r"[^a-z]+", text.lower())}
+        keys[text]
+        for text in likely_losses(keys)
+        if text.lower().split("/")[-1] in _LOSSES
     ]
     return losses[0] if len(losses) == 1 else None
+
+
+def likely_losses(keys: Iterable[str]) -> list[str]:
+    """Return the keys that may be those of a training loss."""
+    others = {*keys_of_metrics(keys)}
+    return [
+        key
+        for key in keys
+        if "loss" in key.lower()
+        and key not in others
+        and not _OTHER_LOSSES & {*re.split(r"[^a-z]+", key.lower())}
+    ]
 
 
 def _losses_in(history: Any, count: int) -> dict[str, np.ndarray]:

@@ -77,7 +77,7 @@ def _report(options: argparse.Namespace, version: str) -> None:
         require_matplotlib()
         _check_page(path, Path(page), force=options.force)
     entries = read(path)
-    log = log_of(entries, options.norm)
+    log = log_of(entries, options.norm, options.loss)
     report = report_of(entries.path, log, options.rate, options.skip_first)
     if page:
         text = page_of(report, version)
@@ -125,6 +125,7 @@ def _parser(version: str) -> argparse.ArgumentParser:
         help="key of the norm, for logs of other libraries (default: grad_norm or"
         " similar)",
     )
+    report.add_argument("--loss", metavar="KEY", help="key of the training loss")
     report.add_argument(
         "--rate",
         type=fraction,

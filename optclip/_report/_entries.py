@@ -9,6 +9,7 @@ import io
 import json
 import sys
 import zlib
+from collections.abc import Iterable, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,29 +37,56 @@ class Entries(NamedTuple):
     Attributes:
       path: Name of the file, for errors.
       unit: `"line"` or `"entry"`, what a place counts.
-      places: Place of each entry in the file.
-      rows: The entries, without nulls.
+      entries: The place in the file and the numbers of each, without nulls.
     """
 
     path: str
     unit: str
-    places: list[int]
-    rows: list[dict[str, Any]]
+    entries: list[tuple[int, dict[str, Any]]]
 
     def at(self, place: int) -> str:
         """Return the place of an entry in words, to begin an error."""
         return f"{self.unit.capitalize()} {place} of {self.path}"
 
     @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The entries without their places."""
+        return [row for _, row in self.entries]
+
+    @property
     def keys(self) -> list[str]:
         """All keys, in the order of the file."""
         return list(dict.fromkeys(key for row in self.rows for key in row))
 
-    def column(self, key: str, index: list[int], kind: str) -> np.ndarray:
-        """Return the numbers of a key in entries; `kind` is a key of `_RANGES`."""
-        numbers, (low, high) = [], _RANGES[kind]
-        for i in index:
-            x = self.rows[i].get(key)
+    def having(self, keys: Iterable[str | None]) -> Entries:
+        """Return the entries that have one of the keys."""
+        kept = [each for each in self.entries if not each[1].keys().isdisjoint(keys)]
+        return self._replace(entries=kept)
+
+    def merged(self, step: str, read: Set[str | None]) -> Entries:
+        """Return the entries, as one those of a step of which each holds a part.
+
+        If a key in `read` repeats, the run has returned to that step.
+        """
+        entries, latest = [], {}
+        for place, row in self.entries:
+            at = number_of(row.get(step))
+            if at is None or at not in latest or row.keys() & latest[at].keys() & read:
+                latest[at] = {}
+                entries.append((place, latest[at]))
+            latest[at] |= row
+        return self._replace(entries=entries)
+
+    def numbers(self, key: str) -> np.ndarray:
+        """Return the numbers of a key, NaN where there is none."""
+        numbers = [number_of(row.get(key)) for row in self.rows]
+        return np.array([np.nan if x is None else x for x in numbers])
+
+    def column(self, key: str, kind: str) -> np.ndarray:
+        """Return the numbers of a key in all entries; `kind` is one of `_RANGES`."""
+        low, high = _RANGES[kind]
+        for place, row in self.entries:
+            x = row.get(key)
             number = number_of(x)
             if number is None or number < low or not (number <= high or high == np.inf):
                 has = f"has {x!r:.60} at '{key}'. Log one {kind} per step"
@@ -66,9 +94,8 @@ class Entries(NamedTuple):
                     has = f"has no '{key}'. Log the same keys in each step"
                 elif kind == "norm":
                     has += ", or pass its key with --norm"
-                raise LogError(f"{self.at(self.places[i])} {has}.")
-            numbers.append(number)
-        return np.array(numbers)
+                raise LogError(f"{self.at(place)} {has}.")
+        return self.numbers(key)
 
 
 def printable(text: str) -> str:
@@ -97,15 +124,15 @@ def read(path: str) -> Entries:
         raise _unreadable(text, name)
     if not parsed.entries:
         raise LogError(f"{name} has no entries. {_HELP}")
-    log = Entries(name, parsed.unit, [], [])
+    log = Entries(name, parsed.unit, [])
     for place, entry in parsed.entries:
         if not isinstance(entry, dict) and number_of(entry) is None:
             raise LogError(
                 f"{log.at(place)} is {entry!r:.60}. Pass objects or numbers."
             )
         row = entry if isinstance(entry, dict) else {"norm": entry}
-        log.rows.append({printable(k): x for k, x in row.items() if x is not None})
-        log.places.append(place)
+        row = {printable(k): x for k, x in row.items() if x is not None}
+        log.entries.append((place, row))
     last = text.count("\n") + 1
     if not isinstance(parsed.entries[0][1], dict) and {*parsed.skipped} - {last}:
         raise _unreadable(text, name, parsed.skipped[0])

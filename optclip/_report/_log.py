@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from .._monitor import (
     Fields,
     clips_in,
     fields_by_name,
+    likely_losses,
     loss_key,
     only,
 )
@@ -49,6 +51,7 @@ class Log(NamedTuple):
       read: Number of entries that were read.
       entries: Number of all entries.
       unit: What they are, `"line"` or `"entry"`.
+      notes: What was not read.
     """
 
     columns: dict[str, np.ndarray]
@@ -57,50 +60,86 @@ class Log(NamedTuple):
     read: int
     entries: int
     unit: str
+    notes: list[str]
 
 
-def log_of(log: Entries, norm: str | None) -> Log:
-    """Return the run in a log; `norm` is the key of its norm, None to look for it.
+def log_of(log: Entries, norm: str | None, loss: str | None = None) -> Log:
+    """Return the run in a log; `norm` and `loss` are keys, None to look for them.
 
     Raises:
-      LogError: It has no norms, or steps with different keys.
+      LogError: It has no such key, no norms, or steps with different keys.
     """
+    for key in (norm, loss):
+        if key not in (None, *log.keys):
+            raise LogError(f"{log.path} has no '{key}'; it has {_numbers_in(log)}.")
     metrics = {} if norm else _metrics_in(log.keys)
     kinds = {
         key: _KINDS.get(field, "number")
         for fields in metrics.values()
         for field, parts in fields.items()
         for key in parts.values()
-    } or {_norm_in(log, norm): "norm"}
-    index = [i for i, row in enumerate(log.rows) if not row.keys().isdisjoint(kinds)]
-    there = dict.fromkeys(key for i in index for key in log.rows[i])
-    lower = {key.lower(): key for key in there}
-    steps = [lower[name] for name in _STEPS if name in lower][:1]
-    key = None if metrics else next(iter(kinds))
-    kinds |= dict.fromkeys(steps, "count")
-    columns = {key: log.column(key, index, kind) for key, kind in kinds.items()}
-    if key is not None:
-        # A slash would divide the name into a name and a field.
-        name = re.sub(r"/(norm|total)\b", r".\1", key).split("/")[-1]
-        columns[f"{name}/norm"] = columns[key] if key in steps else columns.pop(key)
-    if steps:
-        columns["step"] = columns.pop(steps[0])
-    elif not metrics and "epoch" in lower:
-        columns["step"] = _numbered(_optional(log, index, lower["epoch"]))
+    } or {norm or _norm_in(log): "norm"}
     # If only `skip` has a loss, its keys are metrics.
     of_skip = [only(fields, "loss") for fields in metrics.values()]
-    if loss := loss_key(there) or next(filter(None, of_skip), None):
-        columns["loss"] = _optional(log, index, loss)
-        if np.isnan(columns["loss"]).all():
-            del columns["loss"]
-    is_numbered = not steps and not metrics
-    return Log(columns, key, is_numbered, len(index), len(log.rows), log.unit)
+    loss = loss or loss_key(log.keys) or next(filter(None, of_skip), None)
+    lower = {key.lower(): key for key in log.having(kinds).keys}
+    step = next((lower[name] for name in _STEPS if name in lower), None)
+    merged = log if step is None else log.merged(step, {*kinds, loss})
+    rows = merged.having(kinds)
+    columns = {key: rows.column(key, kind) for key, kind in kinds.items()}
+    if not metrics:
+        # A slash would divide the name into a name and a field.
+        key = next(iter(kinds))
+        name = re.sub(r"/(norm|total)\b", r".\1", key).split("/")[-1]
+        columns = {f"{name}/norm": columns[key]}
+    if step is not None:
+        columns["step"] = rows.column(step, "count")
+    elif not metrics and "epoch" in lower:
+        columns["step"] = _numbered(rows.numbers(lower["epoch"]))
+    if loss is not None and not np.isnan(losses := rows.numbers(loss)).all():
+        columns["loss"] = losses
+    notes = _lost(merged.having({*kinds, loss}), kinds, step)
+    if "loss" not in columns and (likely := likely_losses(log.keys)):
+        notes += [f"no loss was read; perhaps {_listed(likely)}: pass --loss KEY"]
+    if step is not None and _is_shuffled(columns["step"]):
+        order = np.argsort(columns["step"])
+        columns = {key: x[order] for key, x in columns.items()}
+    return Log(
+        columns=columns,
+        norm=None if metrics else next(iter(kinds)),
+        is_numbered=step is None and not metrics,
+        read=len(rows.entries),
+        entries=len(log.entries),
+        unit=log.unit,
+        notes=notes,
+    )
 
 
-def _optional(log: Entries, index: list[int], key: str) -> np.ndarray:
-    """Return the numbers of a key in entries, NaN where there is none."""
-    numbers = [number_of(log.rows[i].get(key)) for i in index]
-    return np.array([np.nan if x is None else x for x in numbers])
+def _lost(log: Entries, kinds: Mapping[str, str], step: str | None) -> list[str]:
+    """Say since when entries have a loss only, of which others also have a norm."""
+    has_norm = [not row.keys().isdisjoint(kinds) for row in log.rows]
+    ends = np.flatnonzero([True, *has_norm, True])
+    gaps = np.diff(ends) - 1
+    # A trainer may log the norm less often.
+    is_lost = gaps > 2 * np.median(gaps)
+    if not is_lost.any():
+        return []
+    place, row = log.entries[ends[np.argmax(is_lost)]]
+    at = number_of(row.get(step))
+    since = f"{log.unit} {place}" if at is None else f"step {at:.15g}"
+    return [
+        f"{gaps[is_lost].sum()} losses have no norm, since {since}; they may be NaN"
+    ]
+
+
+def _is_shuffled(steps: np.ndarray) -> bool:
+    """Return whether sorted steps are those of one run, without a restart.
+
+    After a restart steps repeat, or fall between those that were logged before.
+    """
+    gaps = np.diff(np.sort(steps))
+    is_even = bool(np.all(gaps > 0) and np.all(gaps >= np.median(gaps)))
+    return is_even or bool(np.all(np.diff(steps) < 0))
 
 
 def _numbered(epochs: np.ndarray) -> np.ndarray:
@@ -124,12 +163,8 @@ def _metrics_in(keys: list[str]) -> dict[str, Fields]:
     return {name: names[name] for name in (*clips, *probes)} if clips else {}
 
 
-def _norm_in(log: Entries, norm: str | None) -> str:
+def _norm_in(log: Entries) -> str:
     """Return the key of the norm."""
-    if norm in log.keys:
-        return str(norm)
-    if norm is not None:
-        raise LogError(f"{log.path} has no '{norm}'; it has {_numbers_in(log)}.")
     names = {
         key: re.sub("[- ]", "_", key.lower().replace(" - ", "/")) for key in log.keys
     }

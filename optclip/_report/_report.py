@@ -47,7 +47,7 @@ class Norm(NamedTuple):
     nonfinite: int
     median: float | None
     largest: float | None
-    at: int | None
+    at: float | None
     threshold: float | None
     clipped: float | None
     suggestion: Suggestion | None
@@ -75,7 +75,7 @@ class Report(NamedTuple):
 
     path: str
     log: Log
-    steps: tuple[int, int]
+    steps: tuple[float, float]
     restarts: int
     summary: list[str]
     verdict: list[str]
@@ -100,8 +100,16 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
             for part in parts[:MOST]
         ]
         left += len(parts[MOST:])
-    ends, restarts = (int(steps[0]), int(steps[-1])), int(np.sum(np.diff(steps) < 0))
+    ends, restarts = (
+        (_step(steps[0]), _step(steps[-1])),
+        int(np.sum(np.diff(steps) < 0)),
+    )
     return Report(path, log, ends, restarts, about, verdict, norms, left)
+
+
+def _step(step: float) -> float:
+    """Return the number of a step, as an integer if it is one."""
+    return int(step) if step == int(step) else float(step)
 
 
 def _largest_first(fields: Fields) -> list[str]:
@@ -145,7 +153,7 @@ def _norm_of(
         nonfinite=len(norms) - len(finite),
         median=float(np.median(finite)) if finite.size else None,
         largest=float(finite.max()) if finite.size else None,
-        at=int(steps[at]) if finite.size else None,
+        at=_step(steps[at]) if finite.size else None,
         threshold=threshold,
         clipped=clipped,
         suggestion=suggestion,
@@ -170,6 +178,7 @@ def _clipping_of(
 def text_of(report: Report) -> str:
     """Return the report as lines of text, for a terminal."""
     lines = [f"{report.path}: {_origin(report)}"]
+    lines += [f"note: {note}" for note in report.log.notes]
     if report.summary:
         lines += ["", "Last step", *report.summary]
     lines += ["", "All steps"]
@@ -223,6 +232,7 @@ def json_of(report: Report, version: str) -> str:
         "first_step": first,
         "last_step": last,
         "restarts": report.restarts,
+        "notes": report.log.notes,
         "summary": report.summary,
         "verdict": report.verdict,
         "norms": [_fields(norm) for norm in report.norms],

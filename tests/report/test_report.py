@@ -102,6 +102,7 @@ def test_report_of_saved_metrics_equals_numpy(report):
 
 STATE = [{"loss": 2.0, "grad_norm": x, "step": 10 * i} for i, x in enumerate(NORMS)]
 STATE.insert(50, {"eval_loss": 1.0, "step": 490})
+MIXED_UP = sorted(STATE, key=lambda row: (row["step"] // 30, -row["step"]))
 RAW = [{"a/grad_norm": 1.0, "a/raw_grad_norm": x} for x in NORMS]
 MIXED = [
     dict(zip(record(), x, strict=True)) for x in zip(*record().values(), strict=True)
@@ -138,6 +139,8 @@ LEVANTER = [a | {"grad/norm/total": n} for a, n in zip(LEVANTER, NORMS, strict=T
         (lines({"grad_norm": str(x)} for x in NORMS), (), "grad_norm", SIZE - 1),
         (lines(MIXED), (), "clip", SIZE - 1),
         (lines(STATE) + "{oops\n3.0\n", (), "grad_norm", 990),
+        (lines(STATE[::-1]), (), "grad_norm", 990),
+        (lines(MIXED_UP), (), "grad_norm", 990),
         (gzip.compress(lines(STATE).encode()) + gzip.compress(b'{"grad_no'), (), "grad_norm", 990),
         (gzip.compress(TEXT.encode() + b"1\n" * 9, 0)[: len(TEXT) + 15], (), "norm", SIZE - 1),
         (TEXT.encode("utf-16"), (), "norm", SIZE - 1),
@@ -343,7 +346,14 @@ def test_report_names_and_draws_high_loss_of_each_format(command, log, tmp_path)
     ]
     table = [",".join(map(str, row.values())) for row in rows]
     table = "\n".join([",".join(rows[0]), *table, ""])
-    for content in (lines(rows), "\n".join(map(str, rows)), table):
+    apart = [
+        {"Step": row["Step"], k: row[k]}
+        for k in ("lm loss", "grad_norm")
+        for row in ({**x, "lm loss": x["train/loss"]} for x in rows)
+    ]
+    together = sorted(apart, key=lambda row: row["Step"])
+    printed = "\n".join(map(str, rows))
+    for content in (lines(rows), printed, table, lines(apart), lines(together)):
         _, out, _ = command("report", log(content), "--html", path, "--force")
         assert "-> loss 6.5 in step 70, 2.6 times its running median." in out
         assert "loss at each step" in Page(path.read_text()).captions
@@ -471,6 +481,23 @@ def test_report_counts_restarts(command, log, key):
     rows = [{"grad_norm": x, key: i} for i, x in zip(steps, NORMS, strict=True)]
     ends = {"step": "steps 0 to 74", "epoch": "numbered 0 to 29"}[key]
     assert f", {ends}, 2 restarts\n" in command("report", log(lines(rows)))[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        (lines({"grad_norm": x, "step": i / 2} for i, x in enumerate(NORMS)), (), "steps 0 to 49.5\n"),
+        (lines({"a/loss": 1.0, "b/loss": 1.0, "val/loss": 1.0, **GOOD} for _ in NORMS), (), "perhaps 'a/loss', 'b/loss': pass --loss KEY\n"),
+        (lines({"a/loss": x, "b/loss": 1.0, **GOOD} for x in NORMS), ("--loss", "a/loss"), "-> loss 40 in step 70"),
+        (lines(row | {"grad_norm": x} for row, x in zip(STATE, [1.0] * 60 + [None] * 41, strict=True)), (), "41 losses have no norm, since step 590;"),
+        ("loss,grad_norm\n" + ("2,1\n2,\n2,\n" * 20) + "2,\n" * 9, (), "11 losses have no norm, since line 60;"),
+    ],
+)  # fmt: skip
+def test_report_says_what_it_did_not_read(command, log, content, options, words):
+    code, out, err = command("report", log(content), *options)
+    assert (code, err) == (0, "")
+    assert words in out
+    assert ("note: " in out) == ("->" not in words and "steps" not in words)
 
 
 def test_program_prints_help_and_version(command):
