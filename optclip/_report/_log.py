@@ -137,9 +137,11 @@ def _is_shuffled(steps: np.ndarray) -> bool:
 
     After a restart steps repeat, or fall between those that were logged before.
     """
+    if len(steps) < 3:
+        return False
     gaps = np.diff(np.sort(steps))
-    is_even = bool(np.all(gaps > 0) and np.all(gaps >= np.median(gaps)))
-    return is_even or bool(np.all(np.diff(steps) < 0))
+    is_reversed = np.all(np.diff(steps) < 0)
+    return bool(is_reversed or 0 < gaps.min() >= np.median(gaps))
 
 
 def _numbered(epochs: np.ndarray) -> np.ndarray:

@@ -339,9 +339,9 @@ FAULTS = [
         "explain/test_recorded_step.py",
     ),
     Fault(
-        "_report/_log.py",
-        "log.column(key, index, kind)",
-        "log.column(key, index[1:], kind)",
+        "_report/_entries.py",
+        "row.keys() & latest[at].keys() & read",
+        "row.keys() & read",
         "report/test_report.py",
     ),
 ]
