@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._metrics import percent
-from ._outliers import Outliers, is_regular, outliers, spans
+from ._outliers import Outliers, outliers, spans
 from ._run import Fields, at, has_run, only
 
 # A fraction of clipped steps from which a verdict is given, if it shrinks the updates
@@ -29,11 +29,10 @@ _FOLLOWS, _NEAR = 3, 20
 # Smaller norms, relative to the largest of the step, are rounding errors.
 _NOISE = 1e-6
 
-_CALL = "Call optclip.explain with the batch of that step."
-_APPLIED = (
-    "; the step was applied: the parameters are probably NaN. Restore a checkpoint from"
-    " before {}, and wrap the optimizer in optclip.skip."
-)
+_EXPLAIN = "Call optclip.explain with the batch of"
+_CHECK = "check the initial parameters, or the checkpoint they come from"
+# The rule that docs/production_runs.md begins with.
+_RULE = "max_norm=scaled(quantile(0.5, window=200), 10.0)"
 
 
 class _Finding(NamedTuple):
@@ -54,6 +53,7 @@ class _Run(NamedTuple):
       has_start: Whether the first row is at the start of the run.
       is_run: For each transformation, whether it ran in each row.
       outliers: For each transformation, what stands out in each of its norms.
+      of_loss: What stands out in the loss.
       skipped: Whether a `skip` skipped each row.
       explained: Whether a graver finding explains each row.
     """
@@ -65,6 +65,7 @@ class _Run(NamedTuple):
     has_start: bool
     is_run: Mapping[str, np.ndarray]
     outliers: Mapping[str, Mapping[str, Outliers]]
+    of_loss: Outliers
     skipped: np.ndarray
     explained: np.ndarray
 
@@ -76,12 +77,30 @@ class _Run(NamedTuple):
 
     def named(self, rows: np.ndarray) -> str:
         """Return the numbers of some rows as text."""
-        ends = [(self.steps[i], self.steps[j - 1]) for i, j in spans(rows)]
+        ends = [(self.step(i), self.step(j - 1)) for i, j in spans(rows)]
         words = [
-            f"{first:.0f}" if first == last else f"{first:.0f} to {last:.0f}"
+            first if first == last else f"{first} to {last}"
             for first, last in ends[: _NAMED + 1]
         ]
         return ", ".join([*words[:_NAMED], *["..."][: len(words) - _NAMED]])
+
+    def step(self, row: int) -> str:
+        """Return the number of a row as text."""
+        return f"{self.steps[row]:.15g}"
+
+    def cause(self, row: int) -> int:
+        """Return the first of the applied rows that stand out just before a row."""
+        found = [x.rows for parts in self.outliers.values() for x in parts.values()]
+        stands_out = np.any([self.of_loss.rows, *found], axis=0) & ~self.skipped
+        return row - int(np.argmin([*stands_out[:row][::-1], False]))
+
+    def call(self, rows: np.ndarray, row: int) -> str:
+        """Return the advice to explain the first step of the rows around one."""
+        first = next(i for i, j in spans(rows) if i <= row < j)
+        cause = self.cause(first)
+        is_named = cause == row and rows.sum() == 1
+        which = "that step" if is_named else f"step {self.step(cause)}"
+        return f"{_EXPLAIN} {which}."
 
 
 def verdicts(
@@ -108,7 +127,9 @@ def verdicts(
         for rows, text in findings(run):
             if not rows.any() or (rows & ~run.explained).any():
                 lines.append(f"-> {text}")
-                run.explained[:] |= np.convolve(rows, [1, 1, 1])[1:-1] > 0
+                # An applied step has consequences in the next one.
+                run.explained[:] |= rows
+                run.explained[1:] |= (rows & ~run.skipped)[:-1]
     return lines
 
 
@@ -127,6 +148,12 @@ def _run_of(
         names = {name: at(fields, is_kept) for name, fields in names.items()}
         steps, loss = steps[is_kept], None if loss is None else loss[is_kept]
     is_run = {name: has_run(names, name) for name in names}
+    ran = np.any([*is_run.values()], axis=0)
+    if not ran.all():
+        # A wrapper such as optax.MultiSteps repeats the numbers of a skipped step.
+        names = {name: at(fields, ran) for name, fields in names.items()}
+        is_run = {name: x[ran] for name, x in is_run.items()}
+        steps, loss = (None if x is None else x[ran] for x in (steps, loss))
     none = np.zeros(len(next(iter(is_run.values()))), bool)
     skips = [only(fields, "consecutive", none) for fields in names.values()]
     # The first step of a log depends on how often it has one.
@@ -137,8 +164,11 @@ def _run_of(
         for name, fields in names.items()
     }
     skipped = np.any(np.array(skips) > 0, axis=0)
+    finite = np.full(len(none), np.nan) if loss is None else loss
+    finite = np.where(np.isinf(finite), np.nan, finite)
+    of_loss = outliers(finite, is_loss=True, has_start=has_start)
     return _Run(
-        names, steps, is_state, loss, has_start, is_run, found, skipped, none
+        names, steps, is_state, loss, has_start, is_run, found, of_loss, skipped, none
     )  # fmt: skip
 
 
@@ -162,24 +192,41 @@ def _outliers_of(
 
 def _not_finite(run: _Run) -> Iterator[_Finding]:
     """Yield the steps that are not finite, those first that were applied."""
-    findings = []
+    findings, unknown = [], np.where(run.skipped, 0, np.nan)
     for name, fields in run.names.items():
         norms = {**fields["norm"], **fields.get("leaf_norm", {})}
         norms = {p: np.where(run.is_run[name], x, 0) for p, x in norms.items()}
-        coefficients = [*fields.get("coefficient", {"": run.explained}).values()]
-        is_applied = np.isnan(coefficients).any(axis=0) & ~run.skipped
-        findings += _not_finite_of(run, name, norms, is_applied)
-    if run.loss is not None and not run.is_state:
-        # A loss of NaN is none in this step.
-        losses = {"": np.where(np.isnan(run.loss), 0, run.loss)}
-        findings += _not_finite_of(run, "loss", losses, run.explained)
-    yield from sorted(findings, key=lambda finding: _APPLIED[:25] not in finding.text)
+        applied = unknown
+        if "coefficient" in fields:
+            coefficients = np.array([*fields["coefficient"].values()])
+            applied = np.all(coefficients != 0, axis=0) & ~run.skipped
+        findings += _not_finite_of(run, name, norms, applied)
+    if run.loss is not None:
+        loss = np.where(_has_loss(run), run.loss, 0)
+        findings += _not_finite_of(run, "loss", {"": loss}, unknown)
+    yield from sorted(findings, key=lambda finding: "was applied:" not in finding.text)
+
+
+def _has_loss(run: _Run) -> np.ndarray:
+    """Return the rows that have a loss, of which NaN may be one."""
+    has_loss = ~np.isnan(run.loss)
+    for name, fields in run.names.items():
+        if "loss" in fields:
+            # A `skip` that has a limit for the loss reads it in each step.
+            return has_loss | (np.isnan(only(fields, "loss")) & run.is_run[name])
+    # A loss in each row until it ends is not one that some rows have.
+    ends = spans(~has_loss)
+    is_end = len(ends) == 1 and ends[0][1] == len(has_loss) > ends[0][0] + _RETRIES
+    return has_loss | (is_end and ends[0][0] >= _STALLED)
 
 
 def _not_finite_of(
-    run: _Run, name: str, numbers: Mapping[str, np.ndarray], is_applied: np.ndarray
+    run: _Run, name: str, numbers: Mapping[str, np.ndarray], applied: np.ndarray
 ) -> list[_Finding]:
-    """Return the steps of one transformation, or of the loss, that are not finite."""
+    """Return the steps of one transformation, or of the loss, that are not finite.
+
+    `applied` holds whether each step was applied if it was not finite, NaN if unknown.
+    """
     fields, rows = run.names.get(name, {}), _rows_not_finite(run, name, numbers)
     count, steps = (_count(fields, x) for x in ("nonfinite", "steps"))
     number, of = (count[-1], steps[-1]) if run.is_state else (rows.sum(), len(rows))
@@ -189,32 +236,46 @@ def _not_finite_of(
     first, end = spans(rows)[-1] if rows.any() else (0, 0)
     is_since = bool(rows[-1]) and 2 * (end - first) >= rows.sum()
     is_all = is_since and first == 0 and count[0] >= steps[0] > 0
-    text = f"{name}: not finite in {number:.0f} of {of:.0f} steps"
+    is_first = is_since and first == 0 and (is_all or run.has_start)
+    is_sure = bool(fields) or any("loss" in x for x in run.names.values())
+    is_sure |= np.isinf([*numbers.values()]).any()
+    what = "not finite" if is_sure else "NaN or missing"
+    text = f"{name}: {what} in {number:.0f} of {of:.0f} steps"
     if is_since and (is_all or not run.is_state):
-        is_earlier = first == 0 and not is_all and not run.has_start
-        text += f", since step {0 if is_all else run.steps[first]:.0f}"
-        text += ", or earlier" if is_earlier else ""
+        text += f", since step {0 if is_all else run.step(first)}"
+        text += ", or earlier" if first == 0 and not is_first else ""
     elif run.is_state and rows[-1]:
         text = f"{text}, also in the last one" if of else f"{name}: not finite"
     elif not run.is_state:
         text += f": {run.named(rows)}"
-    leaves = [part for part in numbers if part]
     row = first if is_since else int(np.argmax(rows))
+    leaves = [part for part in numbers if part]
     bad = [part for part in leaves if not np.isfinite(numbers[part][row])]
     if 0 < len(bad) < len(leaves):
         text += f", first in {', '.join(bad[:_NAMED])}"
+    before = f"step {run.step(run.cause(first))}"
+    if run.is_state or (first == 0 and not count[0]):
+        before = "the first of them"
+    elif first == 0:
+        before = f"step {run.steps[0] - count[0] + 1:.15g}"
+    remedy = _CHECK if is_all or (is_first and not run.is_state) else ""
+    remedy = remedy or f"restore a checkpoint from before {before}"
     # A run that went on after such a step has not applied it.
     is_fatal = rows[-1] and (len(spans(rows)) == 1 or end - first >= _STALLED)
-    applied = rows & is_applied & (np.arange(len(rows)) >= first)
-    if is_fatal and applied.any():
-        step = f"step {run.steps[np.argmax(applied)]:.0f}"
-        text += _APPLIED.format("it" if run.is_state else step)
-    elif "skipped" in fields or (run.skipped | ~rows).all():
-        text += f". None was applied. {_CALL}"
-    elif is_since and not run.is_state:
-        text += ". If the parameters are not finite, restore a checkpoint from before."
+    if is_fatal and np.any(rows[first:] & (applied[first:] == 1)):
+        text += "; the step was applied: the parameters are probably NaN."
+        text += f" {remedy.capitalize()}, and wrap the optimizer in optclip.skip."
+        return [_Finding(rows, text)]
+    is_harmless = rows.any() and not np.any(applied[rows] != 0)
+    if "skipped" in fields or is_harmless:
+        is_zeroed = "coefficient" in fields and not run.skipped.any()
+        text += ". They were zeroed" if is_zeroed else ". None was applied"
+    if not rows.any():
+        text += ". Wrap the optimizer in optclip.with_history to record which."
+    elif is_since and fields and not (run.is_state or is_harmless):
+        text += f". If the parameters are not finite, {remedy}."
     else:
-        text += f". {_CALL}"
+        text += f". {run.call(rows, row)}"
     return [_Finding(rows, text)]
 
 
@@ -233,11 +294,12 @@ def _rows_not_finite(
     # Scaling overflows to inf at the start and at intervals, and the run goes on.
     before = _count(run.names.get(name, {}), "nonfinite")[0] - every[0]
     is_usual = every[is_start].any() or before > 0
-    is_usual |= is_regular([first for first, _ in runs])
     is_usual |= len(runs) > _FEW and not np.isnan([*numbers.values()]).any()
     is_usual &= max((j - i for i, j in spans(rows)), default=0) <= _RETRIES
     is_usual &= rows.sum() <= _SOME * len(rows)
-    return rows & ~is_usual
+    rows &= ~is_usual
+    rows[runs[-1][0] :] |= every[-1]
+    return rows
 
 
 def _count(fields: Fields, field: str) -> np.ndarray:
@@ -248,57 +310,51 @@ def _count(fields: Fields, field: str) -> np.ndarray:
 def _stuck(run: _Run) -> Iterator[_Finding]:
     """Yield that most steps have been skipped lately, or in the whole run."""
     for name, fields in run.names.items():
-        consecutive = only(fields, "consecutive")
-        if consecutive is None:
+        if "consecutive" not in fields:
             continue
+        skipped = only(fields, "consecutive") > 0
         # A log may lack some of the numbers.
-        last = {"norm": np.nan, "threshold": np.nan, "steps": 0, "skipped": 0}
+        last = {"norm": np.nan, "threshold": np.nan, "steps": 0, "skipped": np.inf}
         last |= {k: only(fields, k, [0])[-1] for k in (*fields, "nonfinite")}
-        rows, in_a_row = consecutive > 0, last["consecutive"]
-        lately = rows[-_MANY:]
-        lately = lately[np.argmax(lately) :]
+        in_a_row = int(last["consecutive"])
+        tail = skipped & (np.arange(len(skipped)) >= len(skipped) - in_a_row)
+        # Steps that are not finite are not skipped for their size.
+        large = last["skipped"] - last["nonfinite"]
         is_loss = last.get("loss_threshold", np.inf) < last.get("loss", 0)
         what, limit = ("loss", "loss_threshold") if is_loss else ("norm", "threshold")
-        raised = f"raise max_{what}"
-        if in_a_row >= _STALLED:
-            rows[: max(0, len(rows) - int(in_a_row))] = False
-            yield _Finding(
-                rows,
-                f"{name}: the last {in_a_row:.0f} steps were skipped, now with a {what}"
-                f" of {last[what]:.4g} above {last[limit]:.4g}. If this is its new"
-                f" level, {raised}, or set max_consecutive.",
-            )
+        lately = (skipped & ~run.explained)[-_MANY:]
+        lately = lately[np.argmax(lately) :]
+        if min(in_a_row - np.sum(tail & run.explained), large) >= _STALLED:
+            text = f"{name}: the last {in_a_row} steps were skipped"
+            if last[what] > last[limit]:
+                text += f", now with a {what} of {last[what]:.4g} above its threshold"
+                text += f" {last[limit]:.4g}"
+            learn = "raise max_loss" if is_loss else f"use {_RULE}, which learns it"
+            yield _Finding(tail, f"{text}. If this is its new level, {learn}.")
         elif lately.sum() >= _STALLED and lately.mean() > 0.5:
+            first = len(skipped) - len(lately)
+            rows = skipped & ~run.explained & (np.arange(len(skipped)) >= first)
             yield _Finding(
                 rows,
-                f"{name}: {lately.sum()} of the last {len(lately)} steps were skipped."
-                f" {_CALL}",
+                f"{name}: {lately.sum()} of the last {len(lately)} steps were skipped:"
+                f" {run.named(rows)}. {run.call(rows, first)}",
             )
-        elif last["steps"] >= _ENOUGH:
-            # Steps that are not finite are not skipped for their size.
-            rate = (last["skipped"] - last["nonfinite"]) / last["steps"]
-            if rate >= _OFTEN:
-                yield _Finding(
-                    rows,
-                    f"{name}: skipped {percent(float(rate))} of {last['steps']:.0f}"
-                    f" steps. Spikes are rarer: {raised}.",
-                )
+        elif last["steps"] >= _ENOUGH and np.inf > large >= _OFTEN * last["steps"]:
+            rate = percent(float(large / last["steps"]))
+            yield _Finding(
+                skipped,
+                f"{name}: skipped {rate} of {last['steps']:.0f} steps. Spikes are"
+                f" rarer: raise max_{what}.",
+            )
 
 
 def _of_loss(run: _Run) -> Iterator[_Finding]:
     """Yield a rise of the loss that lasts, and the losses above their neighbors."""
-    if run.loss is None:
+    found, loss = run.of_loss, run.loss
+    if loss is None:
         return
-    loss = np.where(np.isinf(run.loss), np.nan, run.loss)
-    found = outliers(loss, is_loss=True, has_start=run.has_start)
     if found.rise is not None:
-        rows = np.arange(len(loss)) >= found.rise
-        yield _Finding(
-            rows,
-            f"loss rose from {found.usual[found.rise]:.4g} to"
-            f" {np.nanmedian(loss[rows]):.4g} in step {run.steps[found.rise]:.0f} and"
-            " has stayed there. Restore a checkpoint from before it.",
-        )
+        yield _rise(run, "loss", loss, found)
     rows = found.rows & ~run.explained
     if rows.any():
         i = int(np.argmax(np.where(rows, loss, -np.inf)))
@@ -307,9 +363,21 @@ def _of_loss(run: _Run) -> Iterator[_Finding]:
             than = f"{loss[i] / found.usual[i]:.2g} times its running median"
         yield _Finding(
             rows,
-            f"loss {loss[i]:.4g} in step {run.steps[i]:.0f}, {than}"
-            f"{_also(run, rows)}. {_CALL}",
+            f"loss {loss[i]:.4g} in step {run.step(i)}, {than}{_also(run, rows)}."
+            f" {run.call(rows, i)}",
         )
+
+
+def _rise(run: _Run, what: str, series: np.ndarray, found: Outliers) -> _Finding:
+    """Return the finding that a series has risen and has not fallen."""
+    first = int(found.rise or 0)
+    rows, cause = np.arange(len(series)) >= first, run.step(run.cause(first))
+    return _Finding(
+        rows,
+        f"{what} rose from {found.usual[first]:.4g} to {np.nanmedian(series[rows]):.4g}"
+        f" in step {run.step(first)} and has not fallen. Restore a checkpoint from"
+        f" before step {cause}.",
+    )
 
 
 def _also(run: _Run, rows: np.ndarray) -> str:
@@ -321,15 +389,8 @@ def _of_norms(run: _Run) -> Iterator[_Finding]:
     """Yield the norms above their neighbors; leaves in the same steps together."""
     for name, found in run.outliers.items():
         norms = {**run.names[name].get("leaf_norm", {}), **run.names[name]["norm"]}
-        rise = found[""].rise if "" in found else None
-        if rise is not None:
-            rows = np.arange(len(run.steps)) >= rise
-            yield _Finding(
-                rows,
-                f"{name}: norm rose from {found[''].usual[rise]:.4g} to"
-                f" {np.nanmedian(norms[''][rows]):.4g} since step {run.steps[rise]:.0f}"
-                " and has not fallen. Restore a checkpoint from before it.",
-            )
+        if "" in found and found[""].rise is not None:
+            yield _rise(run, f"{name}: norm", norms[""], found[""])
         times = {
             part: np.where(x.rows, norms[part] / x.usual, 0)
             for part, x in found.items()
@@ -340,18 +401,17 @@ def _of_norms(run: _Run) -> Iterator[_Finding]:
             if not rows.any():
                 continue
             i = int(np.argmax(np.where(rows, times[part], 0)))
-            leaves = {p: times[p][rows].max() for p in times if p}
-            leaves = [p for p in leaves if leaves[p]]
+            leaves = [p for p in times if p and times[p][i]]
             where = ""
             if leaves and leaves != [part]:
-                most = max(leaves, key=lambda p: times[p][rows].max())
+                most = max(leaves, key=lambda p: times[p][i])
                 total = len([p for p in found if p])
                 where = f", in {len(leaves)} of {total} leaves, most in {most}"
             yield _Finding(
                 rows,
                 f"{name}: norm{f' of {part}' if part else ''} {norms[part][i]:.4g} in"
-                f" step {run.steps[i]:.0f}, {times[part][i]:.0f} times its neighbors"
-                f"{_also(run, rows)}{where}. {_CALL}",
+                f" step {run.step(i)}, {round(times[part][i]):.4g} times its neighbors"
+                f"{where}{_also(run, rows)}. {run.call(rows, i)}",
             )
 
 
@@ -364,7 +424,7 @@ def _of_skipped(run: _Run) -> Iterator[_Finding]:
             yield _Finding(
                 rows,
                 f"{name}: skipped {rows.sum()} of {len(rows)} recorded steps:"
-                f" {run.named(rows)}. {_CALL}",
+                f" {run.named(rows)}. {run.call(rows, int(np.argmax(rows)))}",
             )
 
 
@@ -380,7 +440,7 @@ def _of_thresholds(run: _Run) -> Iterator[_Finding]:
                     remedy = "Use a rule that ignores spikes, such as"
                     remedy += " thresholds.zscore(skip_spikes=True)"
                     if "skipped" in fields:
-                        remedy = "Pass learn_skipped=False"
+                        remedy = f"Use {_RULE}"
                     yield _Finding(
                         run.explained & False,
                         f"{name}: the threshold{f' of {part}' if part else ''} rose"
@@ -395,8 +455,8 @@ def _of_thresholds(run: _Run) -> Iterator[_Finding]:
     if zeros >= _MANY and np.sum(is_positive) >= _NEARLY_ALL * len(norms[0][:-zeros]):
         yield _Finding(
             run.explained & False,
-            f"all norms have been 0 since step {run.steps[-zeros]:.0f}, so that nothing"
-            f" is learned. {_CALL}",
+            f"all norms have been 0 since step {run.step(-zeros)}, so that nothing is"
+            f" learned. {_EXPLAIN} that step.",
         )
 
 
