@@ -204,6 +204,8 @@ BROKEN = {
     "loss burst": (lambda: run(GLOBAL, BURST_NORMS, BURST), LOSS_BURST),
     "loss burst, log": (lambda: log(BURST_NORMS, BURST), LOSS_BURST),
     "loss burst, slow recovery": (lambda: log(STEADY, at(BURST, {(199, 209): np.linspace(4.5, 3.0, 10)})), r"loss 6\.6.* step 196"),
+    # A bit of a gradient flips in step 200, and the losses rise from the next one on.
+    "norm before the loss": (lambda: log(at(STEADY, {200: 4e36}), at(LOSS, {(201, 206): [4.8, 9.7, 15.8, 9.0, 5.0]})), r"loss 15\.8.* step 203", "step 200"),
     "loss burst, skipped": (lambda: run(BY_LOSS, BURST_NORMS, BURST), "(?=.*skip)" + LOSS_BURST),
     "loss burst in the last row": (lambda: log(STEADY, at(LOSS, {299: 6.6})), r"loss 6\.6.* step 299"),
     # As noisy, and as long, as the log of kevin-token-compressor.
