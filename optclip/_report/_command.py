@@ -89,10 +89,10 @@ def _report(options: argparse.Namespace, version: str) -> None:
 
 
 def _check_page(log: str, page: Path, *, force: bool) -> None:
-    if not page.parent.is_dir():
-        raise LogError(f"There is no folder {page.parent} for --html. Create it.")
-    if page.is_dir():
-        raise LogError(f"--html {page} is a folder. Pass the path of a file.")
+    if page.is_dir() or not page.parent.is_dir():
+        raise LogError(
+            f"--html {page} is a folder, or in none. Pass the path of a file."
+        )
     if page.exists() and os.path.exists(log) and os.path.samefile(log, page):
         raise LogError(f"--html {page} would replace the log. Pass another path.")
     if page.is_file() and not force:

@@ -172,10 +172,8 @@ def _unreadable(text: str, name: str, place: int = 1) -> LogError:
     """Return the error for a line; by default the first that is not JSON."""
     try:
         json.loads(text)
-    except json.JSONDecodeError as error:
-        place = max(place, error.lineno)
-    except (ValueError, RecursionError):
-        pass
+    except (ValueError, RecursionError) as error:
+        place = max(place, getattr(error, "lineno", place))
     line = text.split("\n")[place - 1].strip()
     return LogError(
         f"Line {place} of {name} has no known format: {line!r:.60}. {_HELP}"

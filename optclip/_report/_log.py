@@ -141,7 +141,7 @@ def _is_shuffled(steps: np.ndarray) -> bool:
         return False
     gaps = np.diff(np.sort(steps))
     is_reversed = np.all(np.diff(steps) < 0)
-    return bool(is_reversed or 0 < gaps.min() >= np.median(gaps))
+    return bool(is_reversed or 0 < np.median(gaps) <= gaps.min())
 
 
 def _numbered(epochs: np.ndarray) -> np.ndarray:

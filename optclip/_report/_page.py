@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import functools
 import importlib.util
 import io
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -91,20 +91,19 @@ def _plots(report: Report) -> Iterator[tuple[str, Draw, str]]:
     columns, drawn = report.log.columns, [norm.name for norm in report.norms]
     names = fields_by_name(columns)
     if "loss" in columns:
-        draw = functools.partial(losses, columns)
-        yield "loss at each step", draw, "The loss over the steps."
+        yield "loss at each step", partial(losses, columns), "The loss over the steps."
     for i, norm in enumerate(report.norms):
         if drawn[:i].count(norm.name) < _MOST:
             yield from _plots_of(report, norm)
     for name in clips_in(names):
         norm_of_part = names[name]["norm"]
         if name not in drawn and [*norm_of_part] == [""]:
-            draw = functools.partial(norms, columns, clip=name)
+            draw = partial(norms, columns, clip=name)
             text = "Norms over the steps, in skipped steps too."
             yield f"{name}: norm at each step", draw, text
         count = len({*norm_of_part, *names[name].get("leaf_norm", {})} - {""})
         if count > 1:
-            draw = functools.partial(heatmap, columns, clip=name)
+            draw = partial(heatmap, columns, clip=name)
             text = f"The norms of {count} groups or leaves over the steps."
             yield f"{name}: norm of each part", draw, text
 
@@ -126,7 +125,7 @@ def _plots_of(report: Report, norm: Norm) -> Iterator[tuple[str, Draw, str]]:
     if norm.part is None:
         plots |= {clipped: rate, "distribution": distribution}
     for title, plot in plots.items():
-        draw = functools.partial(plot, columns, clip=norm.name, part=part)
+        draw = partial(plot, columns, clip=norm.name, part=part)
         yield f"{norm.label}: {title}", draw, f"{title.capitalize()}: {phrase(norm)}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from ._log import Log
 
 # Of more groups or leaves, those with the largest median norms are reported.
 MOST = 10
+_PLURALS = {"line": "lines", "entry": "entries"}
 
 
 class Norm(NamedTuple):
@@ -34,11 +36,11 @@ class Norm(NamedTuple):
       nonfinite: Number of NaN or inf norms.
       median: Median of the finite norms; None if there are none.
       largest: Largest finite norm; None if there are none.
-      at: Its step.
+      largest_step: Its step.
       threshold: The last finite threshold of the run; None if it clipped nothing.
       clipped: Fraction of the steps that the run clipped; None without a threshold.
       suggestion: The suggested threshold, if there is one.
-      problem: Why there is none; otherwise empty.
+      no_suggestion: Why there is none.
     """
 
     name: str
@@ -47,11 +49,11 @@ class Norm(NamedTuple):
     nonfinite: int
     median: float | None
     largest: float | None
-    at: float | None
+    largest_step: float | None
     threshold: float | None
     clipped: float | None
     suggestion: Suggestion | None
-    problem: str
+    no_suggestion: str | None
 
     @property
     def label(self) -> str:
@@ -100,10 +102,8 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
             for part in parts[:MOST]
         ]
         left += len(parts[MOST:])
-    ends, restarts = (
-        (_step(steps[0]), _step(steps[-1])),
-        int(np.sum(np.diff(steps) < 0)),
-    )
+    ends = _step(steps[0]), _step(steps[-1])
+    restarts = int(np.sum(np.diff(steps) < 0))
     return Report(path, log, ends, restarts, about, verdict, norms, left)
 
 
@@ -113,11 +113,11 @@ def _step(step: float) -> float:
 
 
 def _largest_first(fields: Fields) -> list[str]:
-    def size(part: str) -> float:
-        norms = fields["norm"][part]
-        return float(np.median(np.where(np.isfinite(norms), norms, 0)))
-
-    return sorted(fields["norm"], key=size, reverse=True)
+    sizes = {
+        part: np.median(np.where(np.isfinite(norms), norms, 0))
+        for part, norms in fields["norm"].items()
+    }
+    return sorted(sizes, key=sizes.__getitem__, reverse=True)
 
 
 def _norm_of(
@@ -132,8 +132,11 @@ def _norm_of(
     is_run = has_run(names, name)
     norms, steps = names[name]["norm"][part or ""][is_run], steps[is_run]
     finite = norms[np.isfinite(norms)]
-    threshold, clipped = _clipping_of(log, name, part)
-    suggestion, problem = None, ""
+    threshold = clipped = suggestion = problem = None
+    with contextlib.suppress(ValueError):  # The log has the norm only.
+        clip = clip_in(log.columns, name, part)
+        if thresholds := clip.threshold[np.isfinite(clip.threshold)].tolist():
+            threshold, clipped = thresholds[-1], float(np.mean(clip.clipped))
     if part is None and "fraction" in names[name]:
         problem = (
             "each step has several norms, of which one is recorded; record='leaves'"
@@ -142,9 +145,8 @@ def _norm_of(
     else:
         try:
             suggestion = suggest(norms, rate, skip_first=skip_first)
-        except ValueError:
-            skipped = f" after the first {skip_first:.0%}" if skip_first else ""
-            problem = f"fewer than 10 finite norms{skipped}"
+        except ValueError as error:
+            problem = str(error)
     at = int(np.argmax(np.where(np.isfinite(norms), norms, -1)))
     return Norm(
         name=name,
@@ -153,26 +155,12 @@ def _norm_of(
         nonfinite=len(norms) - len(finite),
         median=float(np.median(finite)) if finite.size else None,
         largest=float(finite.max()) if finite.size else None,
-        at=_step(steps[at]) if finite.size else None,
+        largest_step=_step(steps[at]) if finite.size else None,
         threshold=threshold,
         clipped=clipped,
         suggestion=suggestion,
-        problem=problem,
+        no_suggestion=problem,
     )
-
-
-def _clipping_of(
-    log: Log, name: str, part: str | None
-) -> tuple[float | None, float | None]:
-    """Return the last threshold and the fraction of the steps clipped, if recorded."""
-    try:
-        clip = clip_in(log.columns, name, part)
-    except ValueError:
-        return None, None
-    thresholds = clip.threshold[np.isfinite(clip.threshold)]
-    if not thresholds.size:
-        return None, None
-    return float(thresholds[-1]), float(np.mean(clip.clipped))
 
 
 def text_of(report: Report) -> str:
@@ -186,7 +174,9 @@ def text_of(report: Report) -> str:
     lines += [f"-> {finding}" for finding in report.verdict or ["nothing stands out"]]
     for norm in report.norms:
         lines += ["", f"Suggested threshold for {norm.label}"]
-        lines += [str(norm.suggestion) if norm.suggestion else f"none: {norm.problem}"]
+        lines += [
+            str(norm.suggestion) if norm.suggestion else f"none: {norm.no_suggestion}"
+        ]
     if report.left:
         lines += ["", f"and {report.left} more groups or leaves with smaller norms"]
     return "\n".join(lines)
@@ -195,8 +185,7 @@ def text_of(report: Report) -> str:
 def _origin(report: Report) -> str:
     """Return what was read."""
     log, (first, last) = report.log, report.steps
-    units = {"line": "lines", "entry": "entries"}[log.unit]
-    units = units if log.entries != 1 else log.unit
+    units = log.unit if log.entries == 1 else _PLURALS[log.unit]
     count = f"{log.read} of {log.entries}" if log.read < log.entries else log.entries
     of = f"'{log.norm}'" if log.norm else "metrics"
     restarts = f", {_counted(report.restarts, 'restart')}" if report.restarts else ""
@@ -213,7 +202,7 @@ def phrase(norm: Norm) -> str:
     phrases = [_counted(norm.steps, "norm")]
     if norm.median is not None:
         phrases += [f"median {norm.median:.4g}"]
-        phrases += [f"largest {norm.largest:.4g} in step {norm.at}"]
+        phrases += [f"largest {norm.largest:.4g} in step {norm.largest_step}"]
     if norm.nonfinite:
         phrases += [f"{norm.nonfinite} not finite"]
     if norm.clipped is not None:
@@ -241,9 +230,5 @@ def json_of(report: Report, version: str) -> str:
 
 
 def _fields(norm: Norm) -> dict[str, Any]:
-    fields = norm._asdict()
-    fields["largest_step"] = fields.pop("at")
-    fields["no_suggestion"] = fields.pop("problem") or None
-    if norm.suggestion is not None:
-        fields["suggestion"] = norm.suggestion._asdict()
-    return fields
+    suggestion = norm.suggestion and norm.suggestion._asdict()
+    return norm._asdict() | {"suggestion": suggestion}

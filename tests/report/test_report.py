@@ -188,8 +188,8 @@ NO_NORM = {"clip/fraction": 0 * NORMS + 0.5}
         (record() | {f"cell/{field}": NORMS for field in PROBE}, ["clip"], None),
         (record() | {f"cell/{PROBE[0]}": NORMS}, ["clip"], None),
         (record() | NO_NORM, ["clip"], "record='leaves'"),
-        ({k: x[:5] for k, x in record().items()}, ["clip"], "fewer than 10 finite norms"),
-        (record(np.full(20, np.nan), np.inf), ["clip"], "fewer than 10 finite norms"),
+        ({k: x[:5] for k, x in record().items()}, ["clip"], "at least 10 finite numbers"),
+        (record(np.full(20, np.nan), np.inf), ["clip"], "at least 10 finite numbers"),
     ],
 )  # fmt: skip
 def test_report_suggests_threshold_for_each_norm_or_says_why_not(
@@ -267,7 +267,7 @@ def test_missing_key_or_file_ends_with_code_2(command, log, tmp_path):
     for arguments, words in [
         ((tmp_path,), "Is a directory"),
         ((tmp_path / "none",), "No such file"),
-        ((path, "--html", tmp_path / "none" / "page.html"), "There is no folder"),
+        ((path, "--html", tmp_path / "none" / "page.html"), "or in none"),
         ((path, "--html", tmp_path), "is a folder"),
         ((path, "--html", path), "would replace the log"),
         ((path, "--rate", "2"), "must be from 0 to 1"),
