@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._arrays import _validate
@@ -72,8 +73,10 @@ def _is_applied(
     return (steps[:at] <= later[1:]) & ~skipped
 
 
-def _row_of(step: int, steps: np.ndarray) -> int:
+def _row_of(step: Any, steps: np.ndarray) -> int:
     """Return the last row of a step; a run that was restarted may have several."""
+    # The count of an optimizer is an array.
+    step = step.item() if isinstance(step, jax.Array) and step.ndim == 0 else step
     rows = np.flatnonzero(steps == _validate.length("step", step, least=0))
     if not len(rows):
         wanted = f"a recorded step, from {min(steps):.0f} to {max(steps):.0f}"

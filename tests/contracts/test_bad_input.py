@@ -154,7 +154,7 @@ CALLS = {
     "with_periodic_reset": ({"inner": ADAM}, use),
     "metrics": ({"opt_state": STATE}, use),
     "summary": ({"opt_state": STATE}, use),
-    "explain": ({"losses": lambda w: w["a"], "params": TREE}, use),
+    "explain": ({"losses": lambda w: w["a"], "params": TREE, "history": HISTORY}, use),
     "suggest": ({"norms": NORMS, "part": "a"}, use),
     "Heads": ({"query": "query", "key": "key"}, clip_heads),
     "find_heads": ({"params": PROJECTIONS, "query": "query", "key": "key"}, clip_heads),
@@ -220,7 +220,7 @@ NUMBERS = {
         (1.5, -1.0, math.nan, HUGE),
         "b1 b2 decay max_shrink per_count q quantile rate skip_first",
     ),
-    "an int from 0 to 2**31 - 1": ((-1, 2**31), "ddof grace rope warmup"),
+    "an int from 0 to 2**31 - 1": ((-1, 2**31), "ddof grace rope step warmup"),
     "an int from 1 to 2**31 - 1": (
         (0, 2**31, HUGE),
         "block_size every head_dim max_consecutive microbatch_size most steps top window"

@@ -103,7 +103,7 @@ def test_batch_that_is_bad_as_a_whole_is_named_first():
 @pytest.mark.parametrize("i", [5, CHANGED, BAD, OUTLIER, NAN, STEPS - 1])
 def test_sound_step_is_reproduced(record, i):
     """Also a skipped one. Then the batch is named, and the example."""
-    found = explained(sound(record), i, step=i)
+    found = explained(sound(record), i, step=jnp.int32(i))
     assert found.reproduced
     numbers = f"loss {found.loss:.4g}, norm " if i != NAN else "norm not "
     assert found.findings[0].startswith(f"Step {i} is reproduced: {numbers}")
