@@ -7,26 +7,34 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-# A spike is this many times the median of as many norms before it, and after it. A
-# longer one is a change of the level, which counts if it is so large and lasts.
-_TIMES, _NEIGHBORS, _LONGEST, _LEVEL = 10, 10, 16, 100
-# The rule that the package recommends for losses: mean + 6 std of the last 64. In a
-# heavy tail most windows have a small std, so that logs must lie nearly as far above.
+# A spike is this many times the median of as many norms before it, and after it.
+_TIMES, _NEIGHBORS = 10, 10
+# The most rows of a spike, and of one that no rows follow.
+_LONGEST, _SUDDEN = 128, 16
+# A rise of norms that lasts to the end: within a few rows, or over many.
+_LEVEL, _SLOW_LEVEL = 16, 100
+# The rule that the package recommends for losses: mean + 6 std of the last 64, or of
+# fewer in a shorter run. In a heavy tail most windows have a small std, so that logs
+# must lie nearly as far above.
 _DEVIATIONS, _LOSSES, _FEWER, _IN_LOGS = 6, 64, 16, 1.25
-# A rise of losses by this factor that lasts for so many rows has not recovered.
-_RISE, _LASTS = 1.5, 10
+# A rise of losses that lasts to the end, for at least so many rows: within a few rows,
+# or over many. Before a slow one the losses have fallen.
+_RISE, _SLOW_RISE, _FALL, _LASTS = 1.3, 2, 1.3, 10
 # Equal losses have no std, so that a fraction of them is the least. Losses this many
 # median deviations (6 std) from the median are bursts, which no std contains.
 _LEAST_STD, _FAR = 0.01, 9
+# From this many rows on, rows share windows.
 _LONG = 20_000
 # The least number of norms, and of losses, of which one is their neighbor.
 _FEWEST, _FEWEST_LOSSES = 5, 9
+# The most rows of a start. More would hide what has been found before.
+_START = 50
 # Outliers lie above all other rows by such a factor, and by so many times the mean
 # excess in the tail of the others: if it is a power law, its gaps are exponential, and
 # one as large has a chance of 0.004 (30 rows in the tail) to 0.02 (6 rows).
 _GAP, _GAP_OF_LOSSES, _EXCESSES = 3, 1.5, 6
-# More outliers than this fraction, and than so many, are a property of the run.
-_RARE, _FEW = 0.005, 4
+# So many outliers may be a regular part of a run, if they are no rare ones.
+_FEW = 4
 
 
 class Outliers(NamedTuple):
@@ -66,7 +74,9 @@ def stands_out(value: float, recorded: np.ndarray, *, is_loss: bool) -> bool:
     return not _deviations(np.array([value]), usual[None])[0] <= _DEVIATIONS
 
 
-def outliers(series: np.ndarray, *, is_loss: bool, has_start: bool) -> Outliers:
+def outliers(
+    series: np.ndarray, *, is_loss: bool, has_start: bool, rare: float = 0.05
+) -> Outliers:
     """Return the losses or norms of a run that stand out.
 
     NaN, inf and 0 are no neighbors: equal rewards have a loss of 0. The first tenth of
@@ -77,40 +87,64 @@ def outliers(series: np.ndarray, *, is_loss: bool, has_start: bool) -> Outliers:
     x, rows, rise = series[where], np.zeros(len(series), bool), None
     usual = np.full(len(series), np.nan)
     if len(x) >= _FEWEST:
-        start = -(-len(x) // 10) if has_start or where[0] > 0 else _FEW
+        start = start_of(len(x)) if has_start or where[0] > 0 else _FEW
         of = _high_losses if is_loss and len(x) >= _FEWEST_LOSSES else _spikes
-        rows[where], usual[where], rise = of(x, start)
+        rows[where], usual[where], rise = of(x, start, rare)
     if rise is not None:
         first, level = rise
         usual[rise := int(where[first])] = level
     return Outliers(rows, usual, rise)
 
 
-def _spikes(x: np.ndarray, start: int) -> _Found:
+def start_of(count: int) -> int:
+    """Return the number of rows of the start of a run, at most its first tenth."""
+    return min(-(-count // 10), _START)
+
+
+def _spikes(x: np.ndarray, start: int, rare: float) -> _Found:
     """Return the norms above ten times their neighbors, and a rise that lasts."""
     if not 0 < _TIMES * x.min() <= x.max():
         return np.zeros(len(x), bool), x, None
     before, after = _medians_before(x), _medians_before(x[::-1])[::-1]
     # After the last rows there are none, so that those before decide.
-    low = np.fmax(_least_before(before[:-1]), _least_before([0, *after[-2:0:-1]])[::-1])
+    low = np.fmax(
+        _least_before(before[:-1], _LONGEST),
+        _least_before([0, *after[-2:0:-1]], _LONGEST)[::-1],
+    )
     bursts, usual = [], np.fmax(before[:-1], after[1:])
     for first, end in spans((x >= _TIMES * low) & (np.arange(len(x)) >= start)):
         level = np.fmax(before[first], after[end])
-        if end - first <= _LONGEST and x[first:end].max() >= _TIMES * level:
+        longest = _LONGEST if end < len(x) else _SUDDEN
+        if end - first <= longest and x[first:end].max() >= _TIMES * level:
             bursts.append((first, end))
             usual[first:end] = level
-    rows = _apart(np.log(x / usual), bursts, start, _GAP)
-    last, rise = np.median(x[-_NEIGHBORS:]), None
-    low_rows = start + np.flatnonzero(x[start:] < last / _TIMES)
-    if low_rows.size:
-        level = np.median(x[start : low_rows[-1] + 1])
-        first = int(np.flatnonzero(x < _TIMES * level)[-1]) + 1
-        if last >= _LEVEL * level and len(x) - first >= _LASTS:
-            rise = first, float(level)
-    return rows, usual, rise
+    rows = _apart(np.log(x / usual), bursts, start, _GAP, rare)
+    return rows, usual, _rise_of_norms(x, before[:-1], start)
 
 
-def _high_losses(x: np.ndarray, start: int) -> _Found:
+def _rise_of_norms(
+    x: np.ndarray, before: np.ndarray, start: int
+) -> tuple[int, float] | None:
+    """Return a rise within some rows, or by more over many, that lasts to the end."""
+    last, rows = np.median(x[-_NEIGHBORS:]), np.arange(len(x))
+    is_high = x >= _TIMES * _least_before(before, _SUDDEN)
+    for first, _ in spans(is_high & (rows >= start) & (rows <= len(x) - _LASTS)):
+        level = float(before[first])
+        is_rise = last >= _LEVEL * level
+        if is_rise and np.mean(x[first:] >= _LEVEL / 4 * level) >= 0.9:
+            return first, level
+    # Warm-ups rise over many rows, but by less.
+    start = min(start, _NEIGHBORS)
+    low = start + np.flatnonzero(x[start:] < last / _TIMES)
+    if not low.size:
+        return None
+    level = float(np.median(x[start : low[-1] + 1]))
+    first = int(np.flatnonzero(x < _TIMES * level)[-1]) + 1
+    is_rise = last >= _SLOW_LEVEL * level and len(x) - first >= _LASTS
+    return (first, level) if is_rise else None
+
+
+def _high_losses(x: np.ndarray, start: int, rare: float) -> _Found:
     """Return the losses above mean + 6 std of those before, and a rise that lasts."""
     count, size = len(x), min(_LOSSES, len(x) - 1, max(_FEWER, len(x) // 4))
     rows, start = np.arange(count), max(start, min(_FEWEST_LOSSES - 1, count // 2))
@@ -124,8 +158,16 @@ def _high_losses(x: np.ndarray, start: int) -> _Found:
     is_high = (z > _DEVIATIONS) & (rows >= start)
     # The rows after it are neighbors too, where there are enough.
     is_burst, high_rows = is_high.copy(), np.flatnonzero(is_high)
-    after = _windows_before(x[::-1], count - 1 - high_rows, size)
-    is_burst[high_rows] = _deviations(x[high_rows], after, digit) > _DEVIATIONS
+    for ahead in range(0, 4 * size, size):
+        # A burst that is longer, or recovers slowly, ends before later windows.
+        last_rows = np.maximum(count - 1 - high_rows - ahead, 0)
+        after = _windows_before(x[::-1], last_rows, size)
+        is_low = _deviations(x[high_rows], after, digit) > _DEVIATIONS
+        is_burst[high_rows] = (
+            is_low
+            if ahead == 0
+            else is_burst[high_rows] | (is_low & (last_rows >= size))
+        )
     bursts, rise, last = [], None, np.median(x[-_LASTS:])
     for first, end in spans(is_high):
         level = usual[first]
@@ -136,8 +178,25 @@ def _high_losses(x: np.ndarray, start: int) -> _Found:
                 rise = first, float(level)
         if count - end < _FEWEST_LOSSES or is_burst[first:end].any():
             bursts.append((first, end))
+    rise = rise or _slow_rise(x, size)
     score = np.log(np.maximum(z, 2))
-    return _apart(score, bursts, start, _GAP_OF_LOSSES), usual, rise
+    return _apart(score, bursts, start, _GAP_OF_LOSSES, rare), usual, rise
+
+
+def _slow_rise(x: np.ndarray, size: int) -> tuple[int, float] | None:
+    """Return a rise over many rows that lasts to the end."""
+    if x.min() <= 0:
+        return None
+    medians = np.median(sliding_window_view(x, size)[:: max(1, size // 4)], axis=1)
+    level, last = float(medians.min()), float(np.median(x[-size:]))
+    has_fallen = medians[: int(medians.argmin()) + 1].max() > _FALL * level
+    noise = np.median(np.abs(np.diff(np.log(x))))
+    if np.log(last / level) < max(np.log(_SLOW_RISE), _DEVIATIONS * noise):
+        return None
+    first = int(np.flatnonzero(x < level + (last - level) / 4)[-1]) + 1
+    # Losses of reinforcement learning rise at first, and do not fall before.
+    is_rise = len(x) - first >= _LASTS and (has_fallen or 2 * first > len(x))
+    return (first, level) if is_rise else None
 
 
 def _deviations(x: np.ndarray, windows: np.ndarray, digit: float = 0.0) -> np.ndarray:
@@ -167,6 +226,7 @@ def _apart(
     bursts: list[tuple[int, int]],
     start: int,
     least: float,
+    rare: float,
 ) -> np.ndarray:
     """Return the rows of the bursts above a gap in the scores, which are logs."""
     rows, is_other = np.zeros(len(score), bool), np.arange(len(score)) >= start
@@ -182,16 +242,17 @@ def _apart(
     # The lowest gap is chosen above which bursts are rare and no alternation.
     for i in np.flatnonzero(steps >= gap)[::-1]:
         firsts = [first for first, _ in bursts[: i + 1]]
-        if len(firsts) <= max(_FEW, _RARE * len(score)) and not is_regular(firsts):
+        if len(firsts) <= max(_FEW, rare * len(score)) and not _is_alternation(firsts):
             for first, end in bursts[: i + 1]:
                 rows[first:end] = True
             break
     return rows
 
 
-def is_regular(rows: list[int]) -> bool:
-    """Return whether rows, four or more, have equal distances, as in alternation."""
-    return len(rows) >= _FEW and len({*np.diff(sorted(rows))}) == 1
+def _is_alternation(rows: list[int]) -> bool:
+    """Return whether rows, four or more, have equal small distances."""
+    distances = {*np.diff(sorted(rows)).tolist()}
+    return len(rows) >= _FEW and len(distances) == 1 and min(distances) <= _SUDDEN
 
 
 def _medians_before(x: np.ndarray) -> np.ndarray:
@@ -202,10 +263,10 @@ def _medians_before(x: np.ndarray) -> np.ndarray:
     return ordered[rows, np.clip(rows - 1, 0, _NEIGHBORS - 1) // 2]
 
 
-def _least_before(x: np.ndarray | list[float]) -> np.ndarray:
-    """Return the least of each entry and the 15 before it, without NaN."""
-    padded = [np.full(_LONGEST - 1, np.inf), np.nan_to_num(x, nan=np.inf)]
-    return sliding_window_view(np.concatenate(padded), _LONGEST).min(axis=1)
+def _least_before(x: np.ndarray | list[float], size: int) -> np.ndarray:
+    """Return the least of as many entries up to each, without NaN."""
+    padded = [np.full(size - 1, np.inf), np.nan_to_num(x, nan=np.inf)]
+    return sliding_window_view(np.concatenate(padded), size).min(axis=1)
 
 
 def _windows_before(x: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:

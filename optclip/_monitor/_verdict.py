@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._metrics import percent
-from ._outliers import Outliers, outliers, spans
+from ._outliers import Outliers, outliers, spans, start_of
 from ._run import Fields, at, has_run, only
 
 # A fraction of clipped steps from which a verdict is given, if it shrinks the updates
@@ -71,9 +71,9 @@ class _Run(NamedTuple):
 
     @property
     def start(self) -> np.ndarray:
-        """The rows of the start of the run, its first tenth."""
+        """The rows of the start of the run."""
         rows = np.arange(len(self.explained))
-        return (10 * rows < len(rows)) & self.has_start
+        return (rows < start_of(len(rows))) & self.has_start
 
     def named(self, rows: np.ndarray) -> str:
         """Return the numbers of some rows as text."""
@@ -141,12 +141,9 @@ def _run_of(
         losses = [only(fields, "loss") for fields in names.values()]
         loss = next((x for x in losses if x is not None), None)
     if steps is not None and np.any(np.diff(steps) < 0):
-        # A run that returned to a checkpoint has abandoned its steps after it.
-        returns = np.where(np.diff(steps) < 0, steps[1:], np.inf)
-        limits = np.minimum.accumulate(returns[::-1])[::-1]
-        is_kept = np.append(steps[:-1] < limits, True)
-        names = {name: at(fields, is_kept) for name, fields in names.items()}
-        steps, loss = steps[is_kept], None if loss is None else loss[is_kept]
+        order = _in_order(steps)
+        names = {name: at(fields, order) for name, fields in names.items()}
+        steps, loss = steps[order], None if loss is None else loss[order]
     is_run = {name: has_run(names, name) for name in names}
     ran = np.any([*is_run.values()], axis=0)
     if not ran.all():
@@ -172,6 +169,24 @@ def _run_of(
     )  # fmt: skip
 
 
+def _in_order(steps: np.ndarray) -> np.ndarray:
+    """Return the rows by step, without those that a later attempt has repeated.
+
+    A run that returns to a checkpoint repeats the steps after it. Writers that take
+    turns repeat none, and steps that begin anew in each epoch have no such order.
+    """
+    rows, is_kept = np.arange(len(steps)), np.ones(len(steps), bool)
+    starts = np.flatnonzero(np.diff(steps) < 0) + 1
+    is_repeated = len(np.unique(steps)) < len(steps)
+    if is_repeated and len(starts) > _MANY:
+        return rows
+    for first, end in zip(starts, [*starts[1:], len(steps)], strict=True):
+        last = steps[end - 1]
+        if is_repeated:
+            is_kept[:first] &= (steps[:first] < steps[first]) | (steps[:first] > last)
+    return rows[is_kept][np.argsort(steps[is_kept], kind="stable")]
+
+
 def _outliers_of(
     fields: Fields, is_run: np.ndarray, has_start: bool
 ) -> dict[str, Outliers]:
@@ -186,7 +201,8 @@ def _outliers_of(
             # The most clipped of several norms jumps between them.
             is_of_many = np.any((fraction > 0) & (fraction < 1))
             if not is_of_many and (part or "" not in fields.get("fraction", {})):
-                found[part] = outliers(x, is_loss=False, has_start=has_start)
+                rare = 0.005 if part else 0.05
+                found[part] = outliers(x, is_loss=False, has_start=has_start, rare=rare)
     return found
 
 
