@@ -405,7 +405,8 @@ def _of_norms(run: _Run) -> Iterator[_Finding]:
     """Yield the norms above their neighbors; leaves in the same steps together."""
     for name, found in run.outliers.items():
         norms = {**run.names[name].get("leaf_norm", {}), **run.names[name]["norm"]}
-        if "" in found and found[""].rise is not None:
+        rise = found[""].rise if "" in found else None
+        if rise is not None and run.explained[rise:].mean() < _NEARLY_ALL:
             yield _rise(run, f"{name}: norm", norms[""], found[""])
         times = {
             part: np.where(x.rows, norms[part] / x.usual, 0)
