@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import io
 import json
-import sys
 import zlib
 from collections.abc import Iterable, Set
 from typing import Any, NamedTuple
@@ -38,11 +37,13 @@ class Entries(NamedTuple):
       path: Name of the file, for errors.
       unit: `"line"` or `"entry"`, what a place counts.
       entries: The place in the file and the numbers of each, without nulls.
+      notes: What was not read.
     """
 
     path: str
     unit: str
     entries: list[tuple[int, dict[str, Any]]]
+    notes: list[str]
 
     def at(self, place: int) -> str:
         """Return the place of an entry in words, to begin an error."""
@@ -124,7 +125,7 @@ def read(path: str) -> Entries:
         raise _unreadable(text, name)
     if not parsed.entries:
         raise LogError(f"{name} has no entries. {_HELP}")
-    log = Entries(name, parsed.unit, [])
+    log = Entries(name, parsed.unit, [], [])
     for place, entry in parsed.entries:
         if not isinstance(entry, dict) and number_of(entry) is None:
             raise LogError(
@@ -138,12 +139,12 @@ def read(path: str) -> Entries:
         raise _unreadable(text, name, parsed.skipped[0])
     if parsed.skipped == [last]:
         # The program ended, or was still writing.
-        _note(f"line {last}, the last, is incomplete and was skipped")
+        log.notes.append(f"line {last}, the last, is incomplete and was skipped")
     elif parsed.skipped:
         places = f"{len(parsed.skipped)} of {last} lines, such as {parsed.skipped[0]},"
-        _note(f"{places} have no entry and were skipped")
+        log.notes.append(f"{places} have no entry and were skipped")
     elif parsed.may_be_cut and not text.endswith(("\n", '"')):
-        _note(f"line {last}, the last, does not end and may be incomplete")
+        log.notes.append(f"line {last}, the last, does not end and may be incomplete")
     return log
 
 
@@ -178,7 +179,3 @@ def _unreadable(text: str, name: str, place: int = 1) -> LogError:
     return LogError(
         f"Line {place} of {name} has no known format: {line!r:.60}. {_HELP}"
     )
-
-
-def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)

@@ -87,9 +87,9 @@ def log_of(log: Entries, norm: str | None, loss: str | None = None) -> Log:
     merged = log if step is None else log.merged(step, {*kinds, loss})
     rows = merged.having(kinds)
     columns = {key: rows.column(key, kind) for key, kind in kinds.items()}
-    if not metrics:
+    key = None if metrics else next(iter(kinds))
+    if key is not None:
         # A slash would divide the name into a name and a field.
-        key = next(iter(kinds))
         name = re.sub(r"/(norm|total)\b", r".\1", key).split("/")[-1]
         columns = {f"{name}/norm": columns[key]}
     if step is not None:
@@ -98,7 +98,7 @@ def log_of(log: Entries, norm: str | None, loss: str | None = None) -> Log:
         columns["step"] = _numbered(rows.numbers(lower["epoch"]))
     if loss is not None and not np.isnan(losses := rows.numbers(loss)).all():
         columns["loss"] = losses
-    notes = _lost(merged.having({*kinds, loss}), kinds, step)
+    notes = log.notes + _lost(merged.having({*kinds, loss}), kinds, step)
     if "loss" not in columns and (likely := likely_losses(log.keys)):
         notes += [f"no loss was read; perhaps {_listed(likely)}: pass --loss KEY"]
     if step is not None and _is_shuffled(columns["step"]):
@@ -106,7 +106,7 @@ def log_of(log: Entries, norm: str | None, loss: str | None = None) -> Log:
         columns = {key: x[order] for key, x in columns.items()}
     return Log(
         columns=columns,
-        norm=None if metrics else next(iter(kinds)),
+        norm=key,
         is_numbered=step is None and not metrics,
         read=len(rows.entries),
         entries=len(log.entries),

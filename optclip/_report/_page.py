@@ -98,14 +98,18 @@ def _plots(report: Report) -> Iterator[tuple[str, Draw, str]]:
     for name in clips_in(names):
         norm_of_part = names[name]["norm"]
         if name not in drawn and [*norm_of_part] == [""]:
-            draw = partial(norms, columns, clip=name)
-            text = "Norms over the steps, in skipped steps too."
-            yield f"{name}: norm at each step", draw, text
+            yield (
+                f"{name}: norm at each step",
+                partial(norms, columns, clip=name),
+                "Norms over the steps, in skipped steps too.",
+            )
         count = len({*norm_of_part, *names[name].get("leaf_norm", {})} - {""})
         if count > 1:
-            draw = partial(heatmap, columns, clip=name)
-            text = f"The norms of {count} groups or leaves over the steps."
-            yield f"{name}: norm of each part", draw, text
+            yield (
+                f"{name}: norm of each part",
+                partial(heatmap, columns, clip=name),
+                f"The norms of {count} groups or leaves over the steps.",
+            )
 
 
 def _plots_of(report: Report, norm: Norm) -> Iterator[tuple[str, Draw, str]]:

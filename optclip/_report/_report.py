@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from .._monitor import (
-    Fields,
     Suggestion,
     clips_in,
     fields_by_name,
@@ -96,7 +95,11 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
     every = clips_in(names)
     # A norm of `skip` has a threshold for steps to skip, not to clip.
     for name in [n for n in every if "skipped" not in names[n]] or every:
-        parts = _largest_first(names[name])
+        sizes = {
+            part: np.median(np.where(np.isfinite(x), x, 0))
+            for part, x in names[name]["norm"].items()
+        }
+        parts = sorted(sizes, key=sizes.__getitem__, reverse=True)
         norms += [
             _norm_of(log, name, part or None, steps, rate, skip_first)
             for part in parts[:MOST]
@@ -110,14 +113,6 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
 def _step(step: float) -> float:
     """Return the number of a step, as an integer if it is one."""
     return int(step) if step == int(step) else float(step)
-
-
-def _largest_first(fields: Fields) -> list[str]:
-    sizes = {
-        part: np.median(np.where(np.isfinite(norms), norms, 0))
-        for part, norms in fields["norm"].items()
-    }
-    return sorted(sizes, key=sizes.__getitem__, reverse=True)
 
 
 def _norm_of(
@@ -213,6 +208,10 @@ def phrase(norm: Norm) -> str:
 def json_of(report: Report, version: str) -> str:
     """Return the report as a JSON object; numbers that do not exist are null."""
     first, last = report.steps
+    norms = [
+        norm._asdict() | {"suggestion": norm.suggestion and norm.suggestion._asdict()}
+        for norm in report.norms
+    ]
     document = {
         "optclip": version,
         "file": report.path,
@@ -224,11 +223,6 @@ def json_of(report: Report, version: str) -> str:
         "notes": report.log.notes,
         "summary": report.summary,
         "verdict": report.verdict,
-        "norms": [_fields(norm) for norm in report.norms],
+        "norms": norms,
     }
     return json.dumps(document, indent=2, allow_nan=False)
-
-
-def _fields(norm: Norm) -> dict[str, Any]:
-    suggestion = norm.suggestion and norm.suggestion._asdict()
-    return norm._asdict() | {"suggestion": suggestion}
