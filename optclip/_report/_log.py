@@ -99,7 +99,10 @@ def log_of(log: Entries, norm: str | None, loss: str | None = None) -> Log:
     if loss is not None and not np.isnan(losses := rows.numbers(loss)).all():
         columns["loss"] = losses
     notes = log.notes + _lost(merged.having({*kinds, loss}), kinds, step)
-    if "loss" not in columns and (likely := likely_losses(log.keys)):
+    likely = likely_losses(log.keys)
+    if loss is not None and "loss" not in columns:
+        notes += [f"no loss was read; no '{loss}' beside a norm is a number"]
+    elif loss is None and likely:
         notes += [f"no loss was read; perhaps {_listed(likely)}: pass --loss KEY"]
     if step is not None and _is_shuffled(columns["step"]):
         order = np.argsort(columns["step"])

@@ -489,6 +489,7 @@ def test_report_counts_restarts(command, log, key):
     [
         (lines({"grad_norm": x, "step": i / 2} for i, x in enumerate(NORMS)), (), "steps 0 to 49.5\n"),
         (lines({"a/loss": 1.0, "b/loss": 1.0, "val/loss": 1.0, **GOOD} for _ in NORMS), (), "perhaps 'a/loss', 'b/loss': pass --loss KEY\n"),
+        (lines(x for n in NORMS for x in ({"loss": n}, {"grad_norm": n})), (), "no 'loss' beside a norm is a number"),
         (lines({"a/loss": x, "b/loss": 1.0, **GOOD} for x in NORMS), ("--loss", "a/loss"), "-> loss 40 in step 70"),
         (lines(row | {"grad_norm": x} for row, x in zip(STATE, [1.0] * 60 + [None] * 41, strict=True)), (), "41 losses have no norm, since step 590;"),
         ("loss,grad_norm\n" + ("2,1\n2,\n2,\n" * 20) + "2,\n" * 9, (), "11 losses have no norm, since line 60;"),
