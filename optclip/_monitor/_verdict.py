@@ -30,16 +30,12 @@ _FOLLOWS, _NEAR = 3, 20
 _NOISE = 1e-6
 
 _EXPLAIN = "Call optclip.explain with the batch of"
-_CHECK = "check the initial parameters, or the checkpoint they come from"
 # The rule that docs/production_runs.md begins with.
 _RULE = "max_norm=scaled(quantile(0.5, window=200), 10.0)"
 
 
-class _Finding(NamedTuple):
-    """Hold a sentence, and the rows it is about: none, if about the whole run."""
-
-    rows: np.ndarray
-    text: str
+# The rows that a finding is about, none if it is about the whole run, and its sentence.
+_Finding = tuple[np.ndarray, str]
 
 
 class _Run(NamedTuple):
@@ -49,7 +45,7 @@ class _Run(NamedTuple):
       names: The transformations, `skip` first, since it records all steps.
       steps: Number of each row.
       is_state: Whether there is one row, of a state.
-      loss: Loss of each row, NaN without one; None if no row has one.
+      loss: Loss of each row, NaN without one.
       has_start: Whether the first row is at the start of the run.
       is_run: For each transformation, whether it ran in each row.
       outliers: For each transformation, what stands out in each of its norms.
@@ -61,7 +57,7 @@ class _Run(NamedTuple):
     names: Mapping[str, Fields]
     steps: np.ndarray
     is_state: bool
-    loss: np.ndarray | None
+    loss: np.ndarray
     has_start: bool
     is_run: Mapping[str, np.ndarray]
     outliers: Mapping[str, Mapping[str, Outliers]]
@@ -119,11 +115,10 @@ def verdicts(
         return []
     run, lines = _run_of(names, steps, loss), []
     # Each function reads which rows the findings before it explain.
-    for findings in [
-        _not_finite, _stuck,
-        *([] if steps is None else [_of_loss, _of_norms, _of_skipped, _of_thresholds]),
-        _of_rates,
-    ]:  # fmt: skip
+    for findings in (
+        _not_finite, _stuck, _of_loss, _of_norms, _of_skipped, _of_thresholds,
+        _of_zeros, _of_rates,
+    ):  # fmt: skip
         for rows, text in findings(run):
             if not rows.any() or (rows & ~run.explained).any():
                 lines.append(f"-> {text}")
@@ -161,8 +156,8 @@ def _run_of(
         for name, fields in names.items()
     }
     skipped = np.any(np.array(skips) > 0, axis=0)
-    finite = np.full(len(none), np.nan) if loss is None else loss
-    finite = np.where(np.isinf(finite), np.nan, finite)
+    loss = np.full(len(none), np.nan) if loss is None else loss
+    finite = np.where(np.isinf(loss), np.nan, loss)
     of_loss = outliers(finite, is_loss=True, has_start=has_start)
     return _Run(
         names, steps, is_state, loss, has_start, is_run, found, of_loss, skipped, none
@@ -217,10 +212,9 @@ def _not_finite(run: _Run) -> Iterator[_Finding]:
             coefficients = np.array([*fields["coefficient"].values()])
             applied = np.all(coefficients != 0, axis=0) & ~run.skipped
         findings += _not_finite_of(run, name, norms, applied)
-    if run.loss is not None:
-        loss = np.where(_has_loss(run), run.loss, 0)
-        findings += _not_finite_of(run, "loss", {"": loss}, unknown)
-    yield from sorted(findings, key=lambda finding: "was applied:" not in finding.text)
+    loss = np.where(_has_loss(run), run.loss, 0)
+    findings += _not_finite_of(run, "loss", {"": loss}, unknown)
+    yield from sorted(findings, key=lambda finding: "was applied:" not in finding[1])
 
 
 def _has_loss(run: _Run) -> np.ndarray:
@@ -252,36 +246,30 @@ def _not_finite_of(
     first, end = spans(rows)[-1] if rows.any() else (0, 0)
     is_since = bool(rows[-1]) and 2 * (end - first) >= rows.sum()
     is_all = is_since and first == 0 and count[0] >= steps[0] > 0
-    is_first = is_since and first == 0 and (is_all or run.has_start)
-    is_sure = bool(fields) or any("loss" in x for x in run.names.values())
-    is_sure |= np.isinf([*numbers.values()]).any()
-    what = "not finite" if is_sure else "NaN or missing"
-    text = f"{name}: {what} in {number:.0f} of {of:.0f} steps"
-    if is_since and (is_all or not run.is_state):
-        text += f", since step {0 if is_all else run.step(first)}"
-        text += ", or earlier" if first == 0 and not is_first else ""
-    elif run.is_state and rows[-1]:
-        text = f"{text}, also in the last one" if of else f"{name}: not finite"
-    elif not run.is_state:
-        text += f": {run.named(rows)}"
     row = first if is_since else int(np.argmax(rows))
-    leaves = [part for part in numbers if part]
-    bad = [part for part in leaves if not np.isfinite(numbers[part][row])]
-    if 0 < len(bad) < len(leaves):
+    is_sure = fields or any("loss" in x for x in run.names.values())
+    is_sure = is_sure or np.isinf(run.loss).any()
+    text = f"{name}: {'not finite' if is_sure else 'NaN or missing'}"
+    text += f" in {number:.0f} of {of:.0f} steps" if of else ""
+    if is_all:
+        text += ", since step 0"
+    elif run.is_state:
+        text += ", also in the last one" if of and is_since else ""
+    elif is_since:
+        is_earlier = first == 0 and not run.has_start
+        text += f", since step {run.step(first)}{', or earlier' if is_earlier else ''}"
+    else:
+        text += f": {run.named(rows)}"
+    bad = [part for part, x in numbers.items() if part and not np.isfinite(x[row])]
+    if 0 < len(bad) < len([*filter(None, numbers)]):
         text += f", first in {', '.join(bad[:_NAMED])}"
-    before = f"step {run.step(run.cause(first))}"
-    if run.is_state or (first == 0 and not count[0]):
-        before = "the first of them"
-    elif first == 0:
-        before = f"step {run.steps[0] - count[0] + 1:.15g}"
-    remedy = _CHECK if is_all or (is_first and not run.is_state) else ""
-    remedy = remedy or f"restore a checkpoint from before {before}"
     # A run that went on after such a step has not applied it.
-    is_fatal = rows[-1] and (len(spans(rows)) == 1 or end - first >= _STALLED)
-    if is_fatal and np.any(rows[first:] & (applied[first:] == 1)):
+    is_fatal = rows[-1] and (end - first == rows.sum() or end - first >= _STALLED)
+    restore = _restore(run, first, count[0], is_all=is_all)
+    if is_fatal and np.any(applied[first:] == 1):
         text += "; the step was applied: the parameters are probably NaN."
-        text += f" {remedy.capitalize()}, and wrap the optimizer in optclip.skip."
-        return [_Finding(rows, text)]
+        text += f" {restore.capitalize()}, and wrap the optimizer in optclip.skip."
+        return [(rows, text)]
     is_harmless = rows.any() and not np.any(applied[rows] != 0)
     if "skipped" in fields or is_harmless:
         is_zeroed = "coefficient" in fields and not run.skipped.any()
@@ -289,10 +277,21 @@ def _not_finite_of(
     if not rows.any():
         text += ". Wrap the optimizer in optclip.with_history to record which."
     elif is_since and fields and not (run.is_state or is_harmless):
-        text += f". If the parameters are not finite, {remedy}."
+        text += f". If the parameters are not finite, {restore}."
     else:
         text += f". {run.call(rows, row)}"
-    return [_Finding(rows, text)]
+    return [(rows, text)]
+
+
+def _restore(run: _Run, first: int, count: float, *, is_all: bool) -> str:
+    """Return what to do about parameters that are not finite since a row."""
+    if is_all or (first == 0 and run.has_start and not run.is_state):
+        return "check the initial parameters, or the checkpoint they come from"
+    # The count includes the steps before the first row.
+    number = float(run.steps[run.cause(first)] + (1 - count if first == 0 else 0))
+    is_known = not run.is_state and (first or count)
+    before = f"step {number:.15g}" if is_known else "the first of them"
+    return f"restore a checkpoint from before {before}"
 
 
 def _rows_not_finite(
@@ -341,34 +340,33 @@ def _stuck(run: _Run) -> Iterator[_Finding]:
         lately = (skipped & ~run.explained)[-_MANY:]
         lately = lately[np.argmax(lately) :]
         if min(in_a_row - np.sum(tail & run.explained), large) >= _STALLED:
-            text = f"{name}: the last {in_a_row} steps were skipped"
-            if last[what] > last[limit]:
-                text += f", now with a {what} of {last[what]:.4g} above its threshold"
-                text += f" {last[limit]:.4g}"
+            now = f", now with a {what} of {last[what]:.4g} above {last[limit]:.4g}"
+            now = now if last[what] > last[limit] else ""
             learn = "raise max_loss" if is_loss else f"use {_RULE}, which learns it"
-            yield _Finding(tail, f"{text}. If this is its new level, {learn}.")
+            yield (
+                tail,
+                f"{name}: the last {in_a_row} steps were skipped{now}. If this is the"
+                f" new level, {learn}.",
+            )
         elif lately.sum() >= _STALLED and lately.mean() > 0.5:
             first = len(skipped) - len(lately)
             rows = skipped & ~run.explained & (np.arange(len(skipped)) >= first)
-            yield _Finding(
+            yield (
                 rows,
                 f"{name}: {lately.sum()} of the last {len(lately)} steps were skipped:"
                 f" {run.named(rows)}. {run.call(rows, first)}",
             )
         elif last["steps"] >= _ENOUGH and np.inf > large >= _OFTEN * last["steps"]:
-            rate = percent(float(large / last["steps"]))
-            yield _Finding(
+            yield (
                 skipped,
-                f"{name}: skipped {rate} of {last['steps']:.0f} steps. Spikes are"
-                f" rarer: raise max_{what}.",
+                f"{name}: skipped {percent(float(large / last['steps']))} of"
+                f" {last['steps']:.0f} steps. Spikes are rarer: raise max_{what}.",
             )
 
 
 def _of_loss(run: _Run) -> Iterator[_Finding]:
     """Yield a rise of the loss that lasts, and the losses above their neighbors."""
     found, loss = run.of_loss, run.loss
-    if loss is None:
-        return
     if found.rise is not None:
         yield _rise(run, "loss", loss, found)
     rows = found.rows & ~run.explained
@@ -377,7 +375,7 @@ def _of_loss(run: _Run) -> Iterator[_Finding]:
         than = f"usually {found.usual[i]:.4g}"
         if np.nanmin(loss) > 0:
             than = f"{loss[i] / found.usual[i]:.2g} times its running median"
-        yield _Finding(
+        yield (
             rows,
             f"loss {loss[i]:.4g} in step {run.step(i)}, {than}{_also(run, rows)}."
             f" {run.call(rows, i)}",
@@ -388,7 +386,7 @@ def _rise(run: _Run, what: str, series: np.ndarray, found: Outliers) -> _Finding
     """Return the finding that a series has risen and has not fallen."""
     first = int(found.rise or 0)
     rows, cause = np.arange(len(series)) >= first, run.step(run.cause(first))
-    return _Finding(
+    return (
         rows,
         f"{what} rose from {found.usual[first]:.4g} to {np.nanmedian(series[rows]):.4g}"
         f" in step {run.step(first)} and has not fallen. Restore a checkpoint from"
@@ -424,7 +422,7 @@ def _of_norms(run: _Run) -> Iterator[_Finding]:
                 most = max(leaves, key=lambda p: times[p][i])
                 total = len([p for p in found if p])
                 where = f", in {len(leaves)} of {total} leaves, most in {most}"
-            yield _Finding(
+            yield (
                 rows,
                 f"{name}: norm{f' of {part}' if part else ''} {norms[part][i]:.4g} in"
                 f" step {run.step(i)}, {round(times[part][i]):.4g} times its neighbors"
@@ -435,10 +433,10 @@ def _of_norms(run: _Run) -> Iterator[_Finding]:
 def _of_skipped(run: _Run) -> Iterator[_Finding]:
     """Yield which steps of a history were skipped, except at its start."""
     for name, fields in run.names.items():
-        consecutive = only(fields, "consecutive", run.explained)
-        rows = (consecutive > 0) & ~run.explained & ~run.start
-        if "consecutive" in fields and rows.any():
-            yield _Finding(
+        rows = only(fields, "consecutive", run.explained) > 0
+        rows = rows & ~run.explained & ~run.start
+        if rows.any():
+            yield (
                 rows,
                 f"{name}: skipped {rows.sum()} of {len(rows)} recorded steps:"
                 f" {run.named(rows)}. {run.call(rows, int(np.argmax(rows)))}",
@@ -446,7 +444,7 @@ def _of_skipped(run: _Run) -> Iterator[_Finding]:
 
 
 def _of_thresholds(run: _Run) -> Iterator[_Finding]:
-    """Yield thresholds that follow a spike, and norms that stay 0."""
+    """Yield thresholds that follow a spike."""
     for name, fields in run.names.items():
         for part, threshold in fields.get("threshold", {}).items():
             spike = run.outliers[name].get(part)
@@ -454,26 +452,29 @@ def _of_thresholds(run: _Run) -> Iterator[_Finding]:
                 before = np.median(threshold[max(0, first - _NEAR) : first])
                 after = np.max(threshold[first : end + _NEAR])
                 if _FOLLOWS * before < after < np.inf and end < len(threshold):
-                    remedy = "Use a rule that ignores spikes, such as"
-                    remedy += " thresholds.zscore(skip_spikes=True)"
-                    if "skipped" in fields:
-                        remedy = f"Use {_RULE}"
-                    yield _Finding(
+                    rule = "thresholds.zscore(skip_spikes=True)"
+                    remedy = f"Use a rule that ignores spikes, such as {rule}"
+                    remedy = f"Use {_RULE}" if "skipped" in fields else remedy
+                    yield (
                         run.explained & False,
                         f"{name}: the threshold{f' of {part}' if part else ''} rose"
                         f" from {before:.4g} to {after:.4g} after a norm of"
                         f" {fields['norm'][part][first:end].max():.4g}, so later spikes"
                         f" pass. {remedy}.",
                     )
+
+
+def _of_zeros(run: _Run) -> Iterator[_Finding]:
+    """Yield that all norms stay 0."""
     norms = [x for fields in run.names.values() for x in fields["norm"].values()]
     is_positive = np.any(np.array(norms) != 0, axis=0)
     zeros = len(is_positive) - 1 - max(np.flatnonzero(is_positive), default=-1)
     # Rewards are equal in some steps, but a loss that was detached stays so.
     if zeros >= _MANY and np.sum(is_positive) >= _NEARLY_ALL * len(norms[0][:-zeros]):
-        yield _Finding(
+        yield (
             run.explained & False,
-            f"all norms have been 0 since step {run.step(-zeros)}, so that nothing is"
-            f" learned. {_EXPLAIN} that step.",
+            f"all norms have been 0 since step {run.step(-int(zeros))}, so that nothing"
+            f" is learned. {_EXPLAIN} that step.",
         )
 
 
@@ -482,14 +483,16 @@ def _of_rates(run: _Run) -> Iterator[_Finding]:
     often = [
         name
         for name, fields in run.names.items()
-        if np.max([x[-1] for x in fields.get("rate", {"": [0]}).values()])
-        >= _NEARLY_ALL
-        and "skipped" not in fields
+        if "skipped" not in fields
+        and max(x[-1] for x in fields.get("rate", {"": [0]}).values()) >= _NEARLY_ALL
     ]
     # The last of several decides the length of the updates.
     for name in often[-1:]:
         fields = run.names[name]
-        steps, coefficients = (only(fields, x, [0]) for x in ("steps", "coefficient"))
+        steps, coefficients = (
+            only(fields, "steps", [0]),
+            only(fields, "coefficient", []),
+        )
         coefficients = np.array(coefficients)[np.isfinite(coefficients)]
         usual = np.median(coefficients) if coefficients.size else 0.0
         # Normalization also lengthens updates, so that its threshold is a length.
@@ -498,14 +501,16 @@ def _of_rates(run: _Run) -> Iterator[_Finding]:
             continue
         leaves = fields.get("leaf_norm", {"": [0.0]})
         fractions = fractions_of(np.array([x[-1] for x in leaves.values()]))
-        advice = "Unless updates of this length are wanted, raise the threshold:"
-        advice += " optclip.suggest chooses one."
+        advice = (
+            "Unless updates of this length are wanted, raise the threshold:"
+            " optclip.suggest chooses one."
+        )
         if len(leaves) >= _LEAVES and fractions.max() > _ALONE:
             advice = (
                 f"{[*leaves][int(np.argmax(fractions))]} has over 99% of the squared"
+                " norm. Clip it separately (over='leaf' or groups)."
             )
-            advice += " norm. Clip it separately (over='leaf' or groups)."
-        yield _Finding(
+        yield (
             run.explained & False,
             f"{name}: clipped in {percent(float(fields['rate'][''][-1]))} of"
             f" {steps[-1]:.0f} steps, usually to {usual:.2g} of the norm. {advice}",
