@@ -24,24 +24,24 @@ _NEIGHBORS = 64
 # Another seed changes the loss and norms of a large batch by little, so that a leaf is
 # off by half, this many times its tolerance, before it points at hardware.
 _FAR = 10
+# If the loss differs, norms must differ by this part of their tolerance at most.
+_NEAR = 0.1
 
-# Where to look, by what is reproduced.
+_OTHER_NORM = (
+    "unless the recorded norm is not the L2 norm of this gradient (another norm, a"
+    " mask, or a transformation before it, such as weight decay)."
+)
+# Where to look, by the numbers that are equal.
 _ADVICE = {
-    "unknown": (
-        "Look at hardware, random seeds, other parameters, or another loss or"
-        " transformation before clipping."
-    ),
+    "unknown": f"Look at hardware, random seeds or other parameters, {_OTHER_NORM}",
     "nothing": (
-        "The loss differs too ({}): look at random seeds, another batch or loss, or"
-        " other parameters, as after a fault in an earlier step."
+        "Look at random seeds, another batch or loss, or other parameters, as after a"
+        " fault in an earlier step."
     ),
-    "loss": (
-        "The loss is reproduced ({}): look at hardware, random seeds, or a"
-        " transformation before clipping, such as accumulation or weight decay."
-    ),
+    "loss": f"Look at hardware or random seeds, {_OTHER_NORM}",
     "loss and leaves": (
-        "The loss ({}) and the other leaves are reproduced: hardware is the likely"
-        " cause, unless a transformation before clipping changes these leaves only."
+        "Other leaves are reproduced too: hardware is the likely cause, unless a"
+        " transformation before clipping changes these leaves only."
     ),
 }
 
@@ -74,8 +74,10 @@ def compared(
     if step is not None:
         new = loss | leaves | _norm(row, leaves)
         findings, reproduced = _reproduction(step, before, row, new)
-    new, usual = loss | _norm(before, leaves), usual_of(before)
-    high = [k for k in new if k in usual and _is_high(new[k], before[k], k, step)]
+    # The norms of a run with another gradient are no measure for this one.
+    new = loss | (_norm(before, leaves) if reproduced is not False else {})
+    usual = usual_of({key: before[key] for key in new if key in before})
+    high = [key for key in usual if _is_high(new[key], before[key], key, step)]
     return [*findings, *_of_batch(means, new, usual, high)], reproduced
 
 
@@ -88,10 +90,7 @@ def _norm(recorded: Numbers, leaves: Numbers) -> Numbers:
 def _reproduction(
     step: int, before: Numbers, row: Numbers, new: Numbers
 ) -> tuple[list[str], bool | None]:
-    """Return sentences on a recorded row, and whether it is reproduced.
-
-    A loss with another term may have the same gradient, so that the norm decides.
-    """
+    """Return sentences on a recorded row, and whether it is reproduced."""
     if not row:
         text = f"Step {step} has neither a loss nor a norm of its own to compare."
         return [text], None
@@ -100,24 +99,31 @@ def _reproduction(
     def both(key: Key, what: str = "") -> str:
         return f"recorded {what}{_text(row[key])}, recomputed {_text(new[key])}"
 
-    if not off or (off == [LOSS] and NORM in row):
+    # The recorded loss may be that of one microbatch, or have another term.
+    norms = [key for key in row if key != LOSS]
+    is_sure = norms and all(_is_same(row, new, key, _NEAR) for key in norms)
+    if not off or (off == [LOSS] and is_sure):
         equal = [key for key in (LOSS, NORM) if key in row and key not in off]
         text = ", ".join(f"{key[0]} {_text(new[key])}" for key in equal)
-        text += f"; its loss is not: {both(LOSS)}" if off else ""
-        text += "" if NORM in row else "; it has no norm of its own"
+        text += f" ({both(NORM)}); its loss is not: {both(LOSS)}" if off else ""
+        text += "" if NORM in row else "; it has no L2 norm of its own"
         return [f"Step {step} is reproduced: {text}."], True
     leaves, count = [k for k in off if k[0] == LEAF], sum(k[0] == LEAF for k in row)
-    judged, same = NORM if NORM in row else LOSS, "unknown"
+    judged, other = (LOSS, NORM) if off == [LOSS] else (NORM, LOSS)
     text = f"Step {step}: {both(judged, f'{judged[0]} ')}: not reproducible from these"
     text += " parameters and this batch. "
     if leaves:
         each = listed([f"{named(key[1])} ({both(key)})" for key in leaves])
         text += f"Leaves that differ: {len(leaves)} of {count}, {each}. "
-    if LOSS in row and NORM in row:
-        is_far = any(not _is_same(row, new, key, _FAR) for key in leaves)
-        some = "loss and leaves" if is_far and len(leaves) < count else "loss"
-        same = "nothing" if LOSS in off else some
-    text += _ADVICE[same].format(both(LOSS) if LOSS in row else "")
+    if other in row:
+        is_same = "differs too" if other in off else "is close"
+        text += f"Its {other[0]} {is_same}: {both(other)}. "
+    same = "nothing" if LOSS in off else "loss" if LOSS in row else "unknown"
+    # Any gradient has small leaves of about the recorded norm.
+    large = {k for k in row if k[0] == LEAF and row[k] > _LEAST * new[NORM]}
+    is_far = any(not _is_same(row, new, key, _FAR) for key in leaves)
+    same += " and leaves" if same == "loss" and is_far and large - {*off} else ""
+    text += _ADVICE[same]
     return [text, *(_of_earlier(before) if "loss" not in same else [])], False
 
 

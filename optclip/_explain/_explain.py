@@ -71,12 +71,14 @@ def explain(
       findings, not causes.
 
       A step is reproduced if the norm differs by at most 2%, and the norm of each leaf
-      by 5% of itself or of a tenth of the norm: the run computed this gradient from
-      these parameters and this batch. Otherwise hardware may have failed, unless the
-      step had other parameters, another batch, dropout key or mode, another loss, or a
-      transformation before the clipping that recorded the norm. If the loss and some
-      leaves are reproduced, hardware is likely. Bind the key of the step to the losses
-      with `functools.partial`; pass all microbatches of an accumulated step.
+      by 5% of itself or of a tenth of the norm; if the loss differs by over 0.5%, norms
+      by a tenth of this: the run computed this gradient from these parameters and this
+      batch. Otherwise hardware may have failed, unless the step had other parameters,
+      another batch, dropout key or mode, another loss, or a recorded norm other than
+      the L2 norm of this gradient: another norm, a mask, or a transformation before the
+      clipping. If the loss and large leaves are reproduced, hardware is likely. Bind
+      the key of the step to the losses with `functools.partial`; pass all microbatches
+      of an accumulated step.
 
     Raises:
       TypeError: Called inside `jax.jit`, or the losses are not one array of floats.
@@ -114,7 +116,7 @@ def explain(
         *_findings.of_outliers(outliers),
         *_findings.of_contributions(entries, method),
         *_findings.of_leaves(leaves),
-        *_findings.of_history(leaves),
+        *(_findings.of_history(leaves) if reproduced is not False else []),
     ]
     norm = float(np.hypot.reduce([size.norm for size in sizes]))
     by_loss, by_example, by_position = (each[:top] for each in entries)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from .._arrays import _validate
-from .._monitor import fields_by_name, has_run, only, read, states_in
+from .._monitor import Fields, fields_by_name, has_run, only, read, states_in
 from .._monitor import history as history_of
 from .._typing import History, PyTree
 
@@ -50,8 +50,8 @@ def recorded_in(
             both[1].setdefault(key, float(numbers[at]))
     if not both[0]:
         raise ValueError(
-            "`history` has no norms of the leaves of `params`, such as"
-            f" {names[0]!r}, no norm of all leaves, and no loss. Record them:"
+            "`history` has no L2 norms of the leaves of `params`, such as"
+            f" {names[0]!r}, no L2 norm of all leaves, and no loss. Record them:"
             ' optclip.skip(tx, record="leaves"), or'
             ' clip_by_global_norm(..., record="leaves").'
         )
@@ -98,7 +98,7 @@ def _series(
     losses = [columns.get("loss"), *(only(clips[name], "loss") for name in order)]
     yield from ((LOSS, x, ~np.isnan(x)) for x in losses if x is not None)
     for field in ("leaf_norm", "norm"):
-        for name in order:
+        for name in filter(lambda name: _may_be_l2(clips[name]), order):
             # Within `optax.MultiSteps`, only the last of several rows has a new norm.
             steps = only(clips[name], "steps", np.arange(count))
             is_own = has_run(clips, name) & (np.diff(steps, prepend=-1) != 0)
@@ -108,3 +108,12 @@ def _series(
                 # With a fraction, it is the most clipped of several norms.
                 if field == "norm" and not part and "fraction" not in clips[name]:
                     yield NORM, norms, is_own
+
+
+def _may_be_l2(fields: Fields) -> bool:
+    """Return whether the norm of all leaves is the L2 norm of their norms, if known."""
+    whole, leaves = only(fields, "norm"), [*fields.get("leaf_norm", {}).values()]
+    if whole is None or not leaves:
+        return True
+    is_same = np.isclose(np.hypot.reduce(leaves), whole, rtol=1e-3)
+    return bool(np.all(is_same | ~np.isfinite(whole)))

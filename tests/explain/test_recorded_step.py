@@ -149,8 +149,8 @@ def test_changed_gradient_is_not_reproduced(change, record):
     numbers = numbers.replace(" nan", " not finite")
     assert text.startswith(f"Step {CHANGED}: {numbers}: not reproducible from these ")
     is_sure = record == "leaves" and change in {"nan", "bit 30", "bit 25"}
-    words = ") and the other leaves are reproduced: hardware is the likely cause"
-    hedged = "look at hardware, random seeds, or a transformation before"
+    words = "Other leaves are reproduced too: hardware is the likely cause"
+    hedged = "Look at hardware or random seeds, unless the recorded norm is not the L2"
     assert (words in text, hedged in text) == (is_sure, not is_sure)
     names = ["`bias`", "`embed`", "`out`"] if "weight" in change else ["`out`"]
     phrases = [f"Leaves that differ: {len(names)} of 3, "]
@@ -173,17 +173,18 @@ def test_bare_array_without_norms_of_leaves_is_compared():
     w, state = jnp.ones(3), tx.init(jnp.ones(3))
     for _ in range(10):
         _, state = tx.update(w, state)
-    text, *others = explain_linear(50 * np.eye(3), state, 9).findings
+    (text,) = explain_linear(50 * np.eye(3), state, 9).findings
     assert "recorded norm 1.732, recomputed 28.87: not reproducible" in text
-    assert "Look at hardware, random seeds, other parameters, or another loss" in text
-    assert others[0].startswith("The whole batch: norm 28.87, usually 1.732.")
+    assert "Look at hardware, random seeds or other parameters, unless" in text
+    text = explain_linear(50 * np.eye(3), state, None).findings[0]
+    assert text.startswith("The whole batch: norm 28.87, usually 1.732.")
 
 
 ACCUMULATED = {
     "inner": ("inner", 1, 3, "Step 1 is reproduced: norm ", ""),
     "outer": ("outer", 5, 3, "Step 5 is reproduced: norm ", ""),
-    "no norm": ("outer", 4, 4, "Step 4 is reproduced: loss ", "no norm of its own."),
-    "one part": ("outer", 5, 5, "Step 5: recorded norm ", "or weight decay."),
+    "no norm": ("outer", 4, 4, "Step 4 is reproduced: loss ", "no L2 norm of its own."),
+    "one part": ("outer", 5, 5, "Step 5: recorded norm ", "such as weight decay)."),
 }
 
 
@@ -220,8 +221,40 @@ def test_other_parameters_are_told():
     before, state = sound()
     found = explained(([*before[5:]], state), CHANGED, step=CHANGED)
     assert found.findings[0].startswith(f"Step {CHANGED}: recorded norm ")
-    assert "The loss differs too (recorded " in found.findings[0]
+    assert "Its loss differs too: recorded " in found.findings[0]
     assert len(found.findings) == 1
+    history = optclip.history(state)
+    history["loss"], norms = history["loss"] * 1.01, history["skip/norm"]
+    found = explained((before, history), CHANGED, step=CHANGED)
+    assert found.findings[0].startswith(f"Step {CHANGED} is reproduced: norm ")
+    found = explained(
+        (before, history | {"skip/norm": norms * 1.01}), CHANGED, step=CHANGED
+    )
+    assert found.findings[0].startswith(f"Step {CHANGED}: recorded loss ")
+    assert "Its norm is close: recorded " in found.findings[0]
+    assert not found.reproduced
+
+
+OTHER_NORMS = {
+    "inf": lambda record: optclip.clip_by(9.0, norm="inf", over="tree", record=record),
+    "rms": lambda record: optclip.clip_by(9.0, norm="rms", over="tree", record=record),
+    "of updates": lambda record: optax.chain(
+        optax.scale_by_adam(), optclip.clip_by_global_norm(9.0, record=record)
+    ),
+}
+
+
+@pytest.mark.parametrize("record", [True, "leaves"])
+@pytest.mark.parametrize("name", OTHER_NORMS)
+def test_other_norm_than_of_gradient_does_not_blame_hardware(name, record):
+    tx = optax.chain(OTHER_NORMS[name](record), optax.sgd(0.1))
+    found = explained(trained(optclip.with_history(tx, steps=STEPS)), 5, step=5)
+    (text,) = found.findings
+    is_known = record == "leaves" and name != "of updates"
+    assert found.reproduced == is_known
+    assert ("is reproduced: loss" in text) == is_known
+    hedged = "Look at hardware or random seeds, unless the recorded norm is not the L2"
+    assert (hedged in text) != is_known
 
 
 FAULTS = {"applied": jnp.inf, "skipped": 5.0, "lost by a restart": jnp.inf}
