@@ -19,7 +19,7 @@ _LEVEL, _SLOW_LEVEL = 16, 100
 _DEVIATIONS, _LOSSES, _FEWER, _IN_LOGS = 6, 64, 16, 1.25
 # A rise of losses that lasts to the end, for at least so many rows: within a few rows,
 # or over many. Before a slow one the losses have fallen.
-_RISE, _SLOW_RISE, _FALL, _LASTS = 1.3, 2, 1.3, 10
+_RISE, _SLOW_RISE, _FALL, _IF_NOT_FALLEN, _LASTS = 1.3, 2, 1.3, 20, 10
 # Equal losses have no std, so that a fraction of them is the least. Losses this many
 # median deviations (6 std) from the median are bursts, which no std contains.
 _LEAST_STD, _FAR = 0.01, 9
@@ -176,7 +176,9 @@ def _high_losses(x: np.ndarray, start: int, rare: float) -> _Found:
             middle = (level + np.median(x[first:])) / 2
             if middle > (level + highest) / 2 and np.mean(x[first:] > middle) >= 0.9:
                 rise = first, float(level)
-        if count - end < _FEWEST_LOSSES or is_burst[first:end].any():
+        # Until enough rows follow, a burst may recover slowly.
+        is_open = count - end < 2 * size and 0 < highest < x[first:end].max()
+        if is_open or count - end < _FEWEST_LOSSES or is_burst[first:end].any():
             bursts.append((first, end))
     rise = rise or _slow_rise(x, size)
     score = np.log(np.maximum(z, 2))
@@ -189,14 +191,14 @@ def _slow_rise(x: np.ndarray, size: int) -> tuple[int, float] | None:
         return None
     medians = np.median(sliding_window_view(x, size)[:: max(1, size // 4)], axis=1)
     level, last = float(medians.min()), float(np.median(x[-size:]))
+    # Losses of reinforcement learning rise too: noisy ones that did not fall before.
     has_fallen = medians[: int(medians.argmin()) + 1].max() > _FALL * level
+    deviations = _DEVIATIONS if has_fallen else _IF_NOT_FALLEN
     noise = np.median(np.abs(np.diff(np.log(x))))
-    if np.log(last / level) < max(np.log(_SLOW_RISE), _DEVIATIONS * noise):
+    if np.log(last / level) < max(np.log(_SLOW_RISE), deviations * noise):
         return None
     first = int(np.flatnonzero(x < level + (last - level) / 4)[-1]) + 1
-    # Losses of reinforcement learning rise at first, and do not fall before.
-    is_rise = len(x) - first >= _LASTS and (has_fallen or 2 * first > len(x))
-    return (first, level) if is_rise else None
+    return (first, level) if len(x) - first >= _LASTS else None
 
 
 def _deviations(x: np.ndarray, windows: np.ndarray, digit: float = 0.0) -> np.ndarray:
@@ -264,9 +266,12 @@ def _medians_before(x: np.ndarray) -> np.ndarray:
 
 
 def _least_before(x: np.ndarray | list[float], size: int) -> np.ndarray:
-    """Return the least of as many entries up to each, without NaN."""
-    padded = [np.full(size - 1, np.inf), np.nan_to_num(x, nan=np.inf)]
-    return sliding_window_view(np.concatenate(padded), size).min(axis=1)
+    """Return the least of as many entries up to each, a power of 2, without NaN."""
+    least, shift = np.nan_to_num(x, nan=np.inf), 1
+    while shift < size:
+        least[shift:] = np.minimum(least[shift:], least[:-shift])
+        shift *= 2
+    return least
 
 
 def _windows_before(x: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
