@@ -100,6 +100,9 @@ def _lines_of(name: str, fields: Fields, most: int) -> list[str]:
     """Return the lines of one transformation: its norms, then its groups or leaves."""
     if only(fields, "steps") == 0:
         return [f"{name}: no step yet"]
+    thresholds = [*fields.get("threshold", {}).values()]
+    if thresholds and np.isnan(thresholds).all():
+        return [f"{name}: skipped in all recorded steps"]
     lines = [f"{name}: {', '.join(_phrases(fields))}"]
     for field in ("norm", "leaf_norm"):
         norms = fields.get(field, {})

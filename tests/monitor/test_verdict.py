@@ -163,3 +163,8 @@ def test_each_finding_names_one_step_that_helps(numbers, patterns):
     lines = [x for x in optclip.summary(numbers).splitlines() if x[:2] == "->"]
     assert len(lines) == len(patterns), lines
     assert all(map(re.search, patterns, lines)), lines
+
+
+def test_summary_of_transformation_that_ran_in_no_recorded_step_says_so():
+    line = optclip.summary(optclip.history(run(FIXED, NAN, rows=40))).splitlines()[0]
+    assert line == "clip: skipped in all recorded steps"
