@@ -39,7 +39,8 @@ class Leaf(NamedTuple):
       norm: Norm of its gradient.
       fraction: Fraction of the squared norm of the whole gradient.
       slice: Largest slice, or None if it has none.
-      ratio: Norm divided by its median in the history, or None without one.
+      ratio: Norm divided by its median in the history, or None without one, and for
+        norms below 1e-6 of the largest.
     """
 
     name: str

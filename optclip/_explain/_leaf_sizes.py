@@ -18,6 +18,8 @@ _MOST_OF_SLICES = 30
 _MOST_OF_LEAVES = 100
 # A median of fewer says nothing about an outlier.
 _FEWEST = 3
+# Norms below this part of the largest one are rounding errors.
+_NOISE = 1e-6
 
 
 class Size(NamedTuple):
@@ -67,13 +69,15 @@ def _sums(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
 def leaves_of(sizes: list[Size], usual: Numbers) -> list[Leaf]:
     """Return all leaves, largest first; by their ratio to usual norms if any is known.
 
-    Leaves with NaN or inf are first, leaves without a usual norm last.
+    Leaves with NaN or inf are first, leaves without a usual norm last. Rounding errors,
+    such as the gradient of the bias of keys, have none.
     """
     norms = np.array([size.norm for size in sizes])
     with np.errstate(over="ignore", invalid="ignore"):
         relative = norms / (np.max(norms, where=np.isfinite(norms), initial=0) or 1)
         fractions = relative**2 / (np.sum(relative**2) or 1)
         medians = np.array([usual.get((LEAF, s.name), np.inf) for s in sizes])
+        medians[relative < _NOISE] = np.inf
         is_known = np.isfinite(medians)
         ratios = norms / medians
     leaves = [

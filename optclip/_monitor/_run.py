@@ -109,7 +109,7 @@ def read(history: History, argument: str = "history") -> dict[str, np.ndarray]:
             f"`{argument}` is empty. Pass the dicts that optclip.metrics returned, one"
             " per step."
         )
-    return arrays | _losses_in(history, max(lengths, default=0))
+    return arrays | _losses_in(history, lengths)
 
 
 def loss_key(keys: Iterable[str]) -> str | None:
@@ -138,12 +138,14 @@ def likely_losses(keys: Iterable[str]) -> list[str]:
     ]
 
 
-def _losses_in(history: Any, count: int) -> dict[str, np.ndarray]:
+def _losses_in(history: Any, lengths: set[int]) -> dict[str, np.ndarray]:
     """Return the losses of a history under the key `loss`, if it has any."""
     is_dict = isinstance(history, Mapping)
     rows = [history] if is_dict else history
     key = loss_key(dict.fromkeys(key for row in rows for key in row))
     losses = history[key] if is_dict and key else [x.get(key) for x in rows if key]
+    # Rows without metrics and steps have a number, too.
+    count = max(lengths, default=np.size(losses) if is_dict else len(rows))
     if key is None or not _is_column(losses, count):
         return {}
     numbers = np.array([_number_in(x) for x in losses])

@@ -560,7 +560,7 @@ MESSAGES = {
         (lambda w: (w["a"], w), T, "Return the losses alone, without metrics or state"),
     ],
     "explain.history": [
-        ({"clip/rate": [1.0]}, V, "`history` has no L2 norms of the leaves of `params`"),
+        ({"clip/rate": [1.0]}, V, "`history` has no L2 norms of the leaves of"),
     ],
     "explain.microbatch_size": [
         (1, V, "each array in `args` must have"),

@@ -223,6 +223,12 @@ def test_history_compares_each_leaf_with_its_own_median():
     found = optclip.explain(model_losses, params, *batch, history=risen)
     leaves = "Leaves have 20 times to 20 times their median norms."
     assert found.findings[-1] == leaves
+    # The gradient of the bias of keys is a rounding error.
+    history = {"clip/leaf_norm/0": np.ones(5), "clip/leaf_norm/1": np.full(5, 1e-12)}
+    found = optclip.explain(
+        lambda w, x: x * w[0] + 1e-7 * w[1], [1.0, 1.0], np.ones(3), history=history
+    )
+    assert ([leaf.ratio for leaf in found.leaves], found.findings) == ([1, None], [])
 
 
 def test_fractions_of_complex_parameters_follow_steepest_direction():

@@ -90,7 +90,9 @@ def test_batch_that_is_bad_as_a_whole_is_named_first():
     columns = {key: x.tolist() for key, x in history.items()}
     rows = zip(*columns.values(), strict=True)
     log = [dict(zip(columns, row, strict=True)) for row in rows]
-    for form in (history, state, log):
+    column = {"loss": columns["loss"], "grad_norm": columns["skip/norm"]}
+    pairs = [{"loss": row["loss"], "grad_norm": row["skip/norm"]} for row in log]
+    for form in (history, state, log, column, pairs):
         found = explained((before, form), BAD)
         assert found.findings[0].startswith("The whole batch: mean loss 5.")
         assert f"all {BATCH} examples lie between 5." in found.findings[0]
