@@ -251,36 +251,33 @@ def _not_finite_of(
     is_sure = is_sure or np.isinf(run.loss).any()
     text = f"{name}: {'not finite' if is_sure else 'NaN or missing'}"
     text += f" in {number:.0f} of {of:.0f} steps" if of else ""
-    if is_all:
-        text += ", since step 0"
-    elif run.is_state:
+    if run.is_state and not is_all:
         text += ", also in the last one" if of and is_since else ""
-    elif is_since:
-        is_earlier = first == 0 and not run.has_start
-        text += f", since step {run.step(first)}{', or earlier' if is_earlier else ''}"
     else:
-        text += f": {run.named(rows)}"
+        is_earlier = first == 0 and not (is_all or run.has_start)
+        since = f", since step {0 if is_all else run.step(first)}"
+        since += ", or earlier" if is_earlier else ""
+        text += since if is_since else f": {run.named(rows)}"
     bad = [part for part, x in numbers.items() if part and not np.isfinite(x[row])]
     if 0 < len(bad) < len([*filter(None, numbers)]):
         text += f", first in {', '.join(bad[:_NAMED])}"
+    advice = _restore(run, first, count[0], is_all=is_all)
     # A run that went on after such a step has not applied it.
     is_fatal = rows[-1] and (end - first == rows.sum() or end - first >= _STALLED)
-    restore = _restore(run, first, count[0], is_all=is_all)
-    if is_fatal and np.any(applied[first:] == 1):
-        text += "; the step was applied: the parameters are probably NaN."
-        text += f" {restore.capitalize()}, and wrap the optimizer in optclip.skip."
-        return [(rows, text)]
     is_harmless = rows.any() and not np.any(applied[rows] != 0)
+    if is_fatal and "skipped" not in fields and np.any(applied[first:] == 1):
+        text += "; the step was applied: the parameters are probably NaN"
+        advice = f"{advice.capitalize()}, and wrap the optimizer in optclip.skip."
+    elif not rows.any():
+        advice = "Wrap the optimizer in optclip.with_history to record which."
+    elif is_since and fields and not (run.is_state or is_harmless):
+        advice = f"If the parameters are not finite, {advice}."
+    else:
+        advice = run.call(rows, row)
     if "skipped" in fields or is_harmless:
         is_zeroed = "coefficient" in fields and not run.skipped.any()
         text += ". They were zeroed" if is_zeroed else ". None was applied"
-    if not rows.any():
-        text += ". Wrap the optimizer in optclip.with_history to record which."
-    elif is_since and fields and not (run.is_state or is_harmless):
-        text += f". If the parameters are not finite, {restore}."
-    else:
-        text += f". {run.call(rows, row)}"
-    return [(rows, text)]
+    return [(rows, f"{text}. {advice}")]
 
 
 def _restore(run: _Run, first: int, count: float, *, is_all: bool) -> str:
