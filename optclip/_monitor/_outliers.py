@@ -25,8 +25,8 @@ _RISE, _SLOW_RISE, _FALL, _IF_NOT_FALLEN, _LASTS = 1.3, 2, 1.3, 20, 10
 _LEAST_STD, _FAR = 0.01, 9
 # From this many rows on, rows share windows.
 _LONG = 20_000
-# The least number of norms, and of losses, of which one is their neighbor.
-_FEWEST, _FEWEST_LOSSES = 5, 9
+# The least number of rows.
+_FEWEST = 5
 # The most rows of a start. More would hide what has been found before.
 _START = 50
 # Outliers lie above all other rows by such a factor, and by so many times the mean
@@ -88,7 +88,7 @@ def outliers(
     usual = np.full(len(series), np.nan)
     if len(x) >= _FEWEST:
         start = start_of(len(x)) if has_start or where[0] > 0 else _FEW
-        of = _high_losses if is_loss and len(x) >= _FEWEST_LOSSES else _spikes
+        of = _high_losses if is_loss else _spikes
         rows[where], usual[where], rise = of(x, start, rare)
     if rise is not None:
         first, level = rise
@@ -147,7 +147,7 @@ def _rise_of_norms(
 def _high_losses(x: np.ndarray, start: int, rare: float) -> _Found:
     """Return the losses above mean + 6 std of those before, and a rise that lasts."""
     count, size = len(x), min(_LOSSES, len(x) - 1, max(_FEWER, len(x) // 4))
-    rows, start = np.arange(count), max(start, min(_FEWEST_LOSSES - 1, count // 2))
+    rows, start = np.arange(count), max(start, min(_FEWER // 2, count // 2))
     # Rows of a long log share windows.
     shared = 1 + count // _LONG
     windows = _windows_before(x, rows[::shared], size)
@@ -178,7 +178,7 @@ def _high_losses(x: np.ndarray, start: int, rare: float) -> _Found:
                 rise = first, float(level)
         # Until enough rows follow, a burst may recover slowly.
         is_open = count - end < 2 * size and 0 < highest < x[first:end].max()
-        if is_open or count - end < _FEWEST_LOSSES or is_burst[first:end].any():
+        if is_open or count - end < _FEWER // 2 or is_burst[first:end].any():
             bursts.append((first, end))
     rise = rise or _slow_rise(x, size)
     score = np.log(np.maximum(z, 2))
