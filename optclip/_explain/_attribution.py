@@ -93,8 +93,12 @@ def step_of(
       TypeError: An argument is traced, or not of the accepted type.
       ValueError: The losses have a wrong shape, or the batch cannot be split.
     """
-    wanted = "a function losses(params, *args) that returns unreduced losses"
-    _validate.kind("losses", losses, Callable, wanted)
+    _validate.kind(
+        "losses",
+        losses,
+        Callable,
+        "a function losses(params, *args) that returns unreduced losses",
+    )
     if microbatch_size is not None:
         microbatch_size = _validate.length("microbatch_size", microbatch_size)
     params = _placement.on_device(params)
@@ -135,9 +139,13 @@ def step_of(
 def _shape_of(returned: Any) -> tuple[int, ...]:
     """Return the shape of the losses."""
     if not isinstance(returned, jax.ShapeDtypeStruct):
-        advice = "Return the losses alone, without metrics or state."
         raise TypeError(
-            _validate.must_be("The result of losses", "an array", returned, advice)
+            _validate.must_be(
+                "The result of losses",
+                "an array",
+                returned,
+                "Return the losses alone, without metrics or state.",
+            )
         )
     if not jnp.issubdtype(returned.dtype, jnp.floating):
         raise TypeError(f"`losses` must return floats, got {returned.dtype}.")

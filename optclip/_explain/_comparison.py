@@ -22,10 +22,9 @@ _ZERO = 2.0**-60
 # The number of rows before the step whose median is usual.
 _NEIGHBORS = 64
 # Another seed changes the loss and norms of a large batch by little, so that a leaf is
-# off by half, this many times its tolerance, before it points at hardware.
-_FAR = 10
-# If the loss differs, norms must differ by this part of their tolerance at most.
-_NEAR = 0.1
+# off by half, ten times its tolerance, before it points at hardware. If the loss
+# differs, norms must be equal within a tenth.
+_FAR, _NEAR = 10, 0.1
 
 _OTHER_NORM = (
     "unless the recorded norm is not the L2 norm of this gradient (another norm, a"
@@ -92,17 +91,15 @@ def _reproduction(
 ) -> tuple[list[str], bool | None]:
     """Return sentences on a recorded row, and whether it is reproduced."""
     if not row:
-        text = f"Step {step} has neither a loss nor a norm of its own to compare."
-        return [text], None
+        return [f"Step {step} has neither a loss nor a norm of its own."], None
     off = [key for key in row if not _is_same(row, new, key)]
 
     def both(key: Key, what: str = "") -> str:
         return f"recorded {what}{_text(row[key])}, recomputed {_text(new[key])}"
 
     # The recorded loss may be that of one microbatch, or have another term.
-    norms = [key for key in row if key != LOSS]
-    is_sure = norms and all(_is_same(row, new, key, _NEAR) for key in norms)
-    if not off or (off == [LOSS] and is_sure):
+    is_sure = all(_is_same(row, new, key, _NEAR) for key in row if key != LOSS)
+    if not off or (off == [LOSS] and NORM in row and is_sure):
         equal = [key for key in (LOSS, NORM) if key in row and key not in off]
         text = ", ".join(f"{key[0]} {_text(new[key])}" for key in equal)
         text += f" ({both(NORM)}); its loss is not: {both(LOSS)}" if off else ""
@@ -110,14 +107,16 @@ def _reproduction(
         return [f"Step {step} is reproduced: {text}."], True
     leaves, count = [k for k in off if k[0] == LEAF], sum(k[0] == LEAF for k in row)
     judged, other = (LOSS, NORM) if off == [LOSS] else (NORM, LOSS)
-    text = f"Step {step}: {both(judged, f'{judged[0]} ')}: not reproducible from these"
-    text += " parameters and this batch. "
+    text = (
+        f"Step {step}: {both(judged, f'{judged[0]} ')}: not reproducible from these"
+        " parameters and this batch. "
+    )
     if leaves:
         each = listed([f"{named(key[1])} ({both(key)})" for key in leaves])
         text += f"Leaves that differ: {len(leaves)} of {count}, {each}. "
     if other in row:
-        is_same = "differs too" if other in off else "is close"
-        text += f"Its {other[0]} {is_same}: {both(other)}. "
+        verb = "differs too" if other in off else "is close"
+        text += f"Its {other[0]} {verb}: {both(other)}. "
     same = "nothing" if LOSS in off else "loss" if LOSS in row else "unknown"
     # Any gradient has small leaves of about the recorded norm.
     large = {k for k in row if k[0] == LEAF and row[k] > _LEAST * new[NORM]}
@@ -132,10 +131,11 @@ def _of_earlier(before: Numbers) -> list[str]:
     steps, norms = before[STEP], before.get(NORM, np.zeros(0))
     rows = np.flatnonzero(outliers(norms, is_loss=False, has_start=True).rows)
     rows = rows[np.isfinite(steps[rows])]
-    if not rows.size:
-        return []
-    i = rows[np.argmax(norms[rows])]
-    return [f"Step {steps[i]:.0f} has norm {norms[i]:.4g}: replay that step first."]
+    largest = rows[np.argsort(-norms[rows])][:1]
+    return [
+        f"Step {steps[i]:.0f} has norm {norms[i]:.4g}: replay that step first."
+        for i in largest
+    ]
 
 
 def _is_same(row: Numbers, new: Numbers, key: Key, times: float = 1) -> bool:
@@ -178,12 +178,16 @@ def _of_batch(
     if LOSS in high:
         middle = (new[LOSS] + usual[LOSS]) / 2
         number, count, lowest = np.sum(means > middle), len(means), np.min(means)
-        every = f"all {count} examples lie between {lowest:.3g} and {np.max(means):.3g}"
-        some = f"examples above {middle:.3g}: {number} of {count}"
-        phrases.append(every if number == count else some)
+        phrases.append(
+            f"all {count} examples lie between {lowest:.3g} and {np.max(means):.3g}"
+            if number == count
+            else f"examples above {middle:.3g}: {number} of {count}"
+        )
         if 2 * number > count:
-            advice = " Look at the source of this batch; if other batches are as high,"
-            advice += " at the parameters."
+            advice = (
+                " Look at the source of this batch; if other batches are as high, at"
+                " the parameters."
+            )
     return [f"The whole batch: {'; '.join(phrases)}.{advice}"]
 
 

@@ -99,8 +99,7 @@ def explain(
         [size.name for size in each if not np.isfinite(size.norm)]
         for each in (sizes, of_params)
     )
-    bad_examples: list[int] = []
-    fractions, method = None, "derivative"
+    bad_examples, fractions, method = [], None, "derivative"
     if bad_losses or bad_leaves:
         bad_examples = _attribution.nonfinite_examples(given, bad_losses)
     elif any(size.norm > 0 for size in sizes):
@@ -118,10 +117,9 @@ def explain(
         *_findings.of_leaves(leaves),
         *(_findings.of_history(leaves) if reproduced is not False else []),
     ]
-    norm = float(np.hypot.reduce([size.norm for size in sizes]))
     by_loss, by_example, by_position = (each[:top] for each in entries)
     return Explanation(
-        findings, norm, leaves[:top],
+        findings, float(np.hypot.reduce([size.norm for size in sizes])), leaves[:top],
         by_example, by_position, by_loss, method,
         outliers[:top], *bad, float(np.mean(values)), reproduced,
     )  # fmt: skip

@@ -208,8 +208,10 @@ class Explanation(NamedTuple):
     def __str__(self) -> str:
         # The first finding on a recorded step is whether it is reproduced.
         is_sound = len(self.findings) == 1 and self.reproduced is True
-        nothing = f"Nothing {'else ' if is_sound else ''}stands out: no example,"
-        nothing += " position, row or leaf."
+        nothing = (
+            f"Nothing {'else ' if is_sound else ''}stands out: no example, position,"
+            " row or leaf."
+        )
         lines = [*self.findings, nothing] if is_sound else self.findings or [nothing]
         texts = [_line(x.fraction, f"{x.norm:<9.4g} {x}") for x in self.leaves]
         lines = [*lines, f"gradient: norm {self.norm:.4g}", *texts]

@@ -41,14 +41,16 @@ def of_leaves(leaves: list[Leaf]) -> list[str]:
 
 def of_history(leaves: list[Leaf]) -> list[str]:
     """Return the sentence of a leaf that exceeds its own median."""
-    ratios = [(leaf.ratio, leaf.name) for leaf in leaves if leaf.ratio is not None]
-    ratios = [pair for pair in ratios if np.isfinite(pair[0])]
+    ratios = [
+        (leaf.ratio, leaf.name)
+        for leaf in leaves
+        if leaf.ratio is not None and np.isfinite(leaf.ratio)
+    ]
     if not ratios or max(ratios)[0] <= _MOST_TIMES_MEDIAN:
         return []
     (ratio, name), *others = sorted(ratios, reverse=True)
     if others and others[0][0] * _TOGETHER > ratio:
-        least = min(ratio for ratio, _ in ratios)
-        times = f"{least:.3g} times to {ratio:.3g} times"
+        times = f"{min(ratios)[0]:.3g} times to {ratio:.3g} times"
         return [f"Leaves have {times} their median norms."]
     rest = f"; the others have at most {others[0][0]:.3g} times" if others else ""
     return [f"{named(name)} has {ratio:.3g} times its median norm{rest}."]

@@ -79,9 +79,14 @@ def _row_of(step: Any, steps: np.ndarray) -> int:
     step = step.item() if isinstance(step, jax.Array) and step.ndim == 0 else step
     rows = np.flatnonzero(steps == _validate.length("step", step, least=0))
     if not len(rows):
-        wanted = f"a recorded step, from {min(steps):.0f} to {max(steps):.0f}"
-        advice = "A state keeps the last rows; a log may have earlier ones."
-        raise ValueError(_validate.must_be("step", wanted, step, advice))
+        raise ValueError(
+            _validate.must_be(
+                "step",
+                f"a recorded step, from {min(steps):.0f} to {max(steps):.0f}",
+                step,
+                "A state keeps the last rows; a log may have earlier ones.",
+            )
+        )
     return int(rows[-1])
 
 
@@ -112,8 +117,7 @@ def _series(
 
 def _may_be_l2(fields: Fields) -> bool:
     """Return whether the norm of all leaves is the L2 norm of their norms, if known."""
-    whole, leaves = only(fields, "norm"), [*fields.get("leaf_norm", {}).values()]
-    if whole is None or not leaves:
-        return True
+    leaves = [*fields.get("leaf_norm", {}).values()]
+    whole = only(fields, "norm", np.nan)
     is_same = np.isclose(np.hypot.reduce(leaves), whole, rtol=1e-3)
-    return bool(np.all(is_same | ~np.isfinite(whole)))
+    return not leaves or bool(np.all(is_same | ~np.isfinite(whole)))
