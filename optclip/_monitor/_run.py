@@ -143,7 +143,8 @@ def _losses_in(history: Any, lengths: set[int]) -> dict[str, np.ndarray]:
     is_dict = isinstance(history, Mapping)
     rows = [history] if is_dict else history
     key = loss_key(dict.fromkeys(key for row in rows for key in row))
-    losses = history[key] if is_dict and key else [x.get(key) for x in rows if key]
+    losses: Any = [x.get(key) for x in rows if key]
+    losses = history[key] if is_dict and key else losses
     # Rows without metrics and steps have a number, too.
     count = max(lengths, default=np.size(losses) if is_dict else len(rows))
     if key is None or not _is_column(losses, count):
