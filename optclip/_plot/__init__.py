@@ -5,5 +5,4 @@
 
 from ._heatmap import heatmap
 from ._history import clip_in, steps_in
-from ._losses import losses
-from ._norm_plots import distribution, norms, rate
+from ._norm_plots import distribution, losses, norms, rate

@@ -60,8 +60,7 @@ def heatmap(
     columns, (left, right) = _columns_of(steps.at)
     rows = np.stack([_largest(finite[key], columns) for key in order])
     in_range = rows[rows >= _NOISE * np.fmax.reduce(rows)]
-    longest = max(map(len, order))
-    width = max(_style.WIDTH, 4.5 + 0.075 * longest)
+    width = max(_style.WIDTH, 4.5 + 0.075 * max(map(len, order)))
     ax = _style.new_axes(ax, height=1.6 + 0.24 * len(order), width=width)
     image = ax.imshow(
         rows, aspect="auto", cmap=_COLORS, interpolation="nearest", norm="log",
@@ -72,12 +71,10 @@ def heatmap(
     extend = "min" if has_noise else "neither"
     bar = ax.figure.colorbar(image, ax=ax, label="norm", extend=extend)
     _style.set_log_ticks(bar.ax.yaxis, in_range)
-    small = _style.small(ax)
-    ax.set_yticks(range(len(order)), order, fontsize=small, parse_math=False)
+    ax.set_yticks(range(len(order)), order, fontsize=_style.small(ax), parse_math=False)
     is_part = len(order) < len(parts)
     which = f", the largest {len(order)} of {len(parts)}" if is_part else ""
-    title = f"norms recorded by '{name}'{which}"
-    _style.finish(ax, x=steps.label, y="", title=title)
+    _style.finish(ax, x=steps.label, y="", title=f"norms recorded by '{name}'{which}")
     ax.grid(visible=False)
     return ax
 

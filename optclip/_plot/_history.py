@@ -87,10 +87,9 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
     columns = {key: x for key, x in read(history).items() if key != "loss"}
     steps = zip(*(x.tolist() for x in columns.values()), strict=True)
     metrics = [dict(zip(columns, step, strict=True)) for step in steps]
-    both = zip(metrics, others_in(history), strict=True)
     lines = [
         json.dumps({k: _as_json(x) for k, x in (step | others).items()})
-        for step, others in both
+        for step, others in zip(metrics, others_in(history), strict=True)
     ]
     Path(path).write_text("\n".join(lines) + "\n")
 
@@ -156,10 +155,7 @@ def _is_of_one_norm(
     A leaf has one norm, or one per unit or slice; the record does not specify which.
     """
     is_above = (norm > threshold) & np.isfinite(norm)
-    is_contradictory = np.any(is_above & (fraction == 0))
-    return bool(
-        np.all((fraction == 0) | (fraction == 1)) and not is_contradictory.any()
-    )
+    return bool(np.all((fraction == 1) | ((fraction == 0) & ~is_above)))
 
 
 def steps_in(columns: dict[str, np.ndarray]) -> Steps:

@@ -1,4 +1,4 @@
-"""Plot one norm: over the steps, as a histogram, and how often it was clipped."""
+"""Plot one norm or the loss: over the steps, as a histogram, as a rate of clipping."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._arrays import _validate
-from .._monitor import percent
+from .._monitor import outliers, percent, read
 from .._typing import History
 from . import _history, _style
 from ._history import ClipHistory, Steps
@@ -109,6 +109,24 @@ def _draw_norms(ax: Axes, record: ClipHistory) -> None:
         ax.step(steps, limit, where="mid", label="threshold", **_DASHED, **dots)
         drawn.append(record.threshold)
     _style.set_scale(ax, *drawn)
+
+
+def losses(history: History, *, ax: Axes | None = None) -> Axes:
+    """Plot the loss at each step that has one, with marks where it stands out."""
+    columns = read(history)
+    has_loss = ~np.isnan(columns["loss"])
+    loss, steps = columns["loss"][has_loss], _history.steps_in(columns)
+    at = steps.at[has_loss]
+    ax = _style.new_axes(ax)
+    _draw_line(ax, at, loss, "loss", _style.AFTER, _style.DETAIL)
+    high = outliers(loss, is_loss=True, has_start=True).rows
+    if high.any():
+        mark = {"color": _style.THRESHOLD, "markersize": 4.0, "label": "stands out"}
+        ax.plot(at[high], loss[high], "o", **mark)
+    _style.mark_not_finite(ax, at[np.isinf(loss)])
+    if np.all(loss > 0):
+        _style.set_scale(ax, loss)
+    return _style.finish(ax, x=steps.label, y="loss", title="")
 
 
 def distribution(

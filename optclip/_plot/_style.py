@@ -77,8 +77,7 @@ def set_log_ticks(axis: Any, positive: np.ndarray) -> None:
     """Label a logarithmic axis with 0.5, 1, 2, ..., or with powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    is_wide = positive.max() > 1000 * positive.min()
-    subs = (1.0,) if is_wide else (1.0, 2.0, 5.0)
+    subs = (1.0,) if positive.max() > 1000 * positive.min() else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=subs, numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.set_minor_formatter(NullFormatter())
