@@ -92,31 +92,32 @@ _OWN = {
 def _check(optimizer: Any) -> None:
     kind = type(optimizer)
     wanted = "an unbuilt Keras optimizer without clipping of its own"
-    wrong = functools.partial(_validate.must_be, "optimizer", wanted, optimizer)
+
+    def require(
+        is_right: bool, advice: str, error: type[Exception] = TypeError
+    ) -> None:
+        _validate.require("optimizer", optimizer, is_right, wanted, advice, error)
+
     fix = "Pass one, such as keras.optimizers.Adam(1e-3)."
     # Before the import of Keras, which another mistake does not need.
-    if not hasattr(optimizer, "get_config"):
-        raise TypeError(wrong(fix))
+    require(hasattr(optimizer, "get_config"), fix)
     base = keras().optimizers.Optimizer
-    if not isinstance(optimizer, base):
-        raise TypeError(wrong(fix))
-    if isinstance(optimizer, Clipping):
-        raise TypeError(wrong("Join both clippings: optax.chain(first, second)."))
-    if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "optimizers"):
-        raise TypeError(wrong("Clip the optimizers inside it, and pass them to it."))
-    if kind._clip_gradients is not base._clip_gradients:
-        advice = f"{kind.__name__} overrides _clip_gradients; pass its base class."
-        raise TypeError(wrong(advice))
-    if optimizer.built:
-        raise ValueError(wrong("It has been built; clip before compile or build."))
+    require(isinstance(optimizer, base), fix)
+    is_ours = isinstance(optimizer, Clipping)
+    require(not is_ours, "Join both clippings: optax.chain(first, second).")
+    is_outer = hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "optimizers")
+    require(not is_outer, "Clip the optimizers inside it, and pass them to it.")
+    advice = f"{kind.__name__} overrides _clip_gradients; pass its base class."
+    require(kind._clip_gradients is base._clip_gradients, advice)
+    advice = "It has been built; clip before compile or build."
+    require(not optimizer.built, advice, ValueError)
     for name, ours in _OWN.items():
-        if (limit := getattr(optimizer, name)) is not None:
-            raise ValueError(
-                wrong(
-                    f"Remove {name}={limit}, which would not be applied;"
-                    f" optclip.{ours}({limit}) clips the same."
-                )
-            )
+        limit = getattr(optimizer, name)
+        advice = (
+            f"Remove {name}={limit}, which would not be applied;"
+            f" optclip.{ours}({limit}) clips the same."
+        )
+        require(limit is None, advice, ValueError)
 
 
 class Clipping(Base):

@@ -64,29 +64,30 @@ class HeldClip:
         leaves = jax.tree.leaves(state)
         for i in self._order:
             leaf = jnp.asarray(leaves[i])
-            variable = optimizer.add_variable(
-                leaf.shape,
-                initializer=lambda shape, dtype, leaf=leaf: leaf,
-                dtype=leaf.dtype.name,
-                name=f"clip_{i}",
+            self.variables.append(
+                optimizer.add_variable(
+                    leaf.shape,
+                    initializer=lambda shape, dtype, leaf=leaf: leaf,
+                    dtype=leaf.dtype.name,
+                    name=f"clip_{i}",
+                )
             )
-            self.variables.append(variable)
 
     def expect(self, grads: Iterable[Any], variables: Iterable[Any] | None) -> None:
         """Note the variables of the gradients that the next `clip` receives."""
         variables = self._built_with if variables is None else variables
         # Keras raises if the lengths differ.
-        both = zip(grads, variables, strict=False)
-        pairs = [(g, self._names.get(id(v))) for g, v in both]
-        self.pending = [name for g, name in pairs if g is not None and name]
+        pairs = zip(grads, variables, strict=False)
+        names = [self._names.get(id(v)) for g, v in pairs if g is not None]
+        self.pending = [name for name in names if name]
 
     def clip(self, grads: Sequence[Any]) -> list[Any]:
         """Return the clipped gradients, and store the new state."""
         names, self.pending = self.pending or [], None
         params = self._params()
         # As in JAX, the gradient of an unused variable is zero.
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        updates = zeros | dict(zip(names, grads, strict=True))
+        updates = jax.tree.map(jnp.zeros_like, params)
+        updates |= dict(zip(names, grads, strict=True))
         result: tuple[Any, Any] = self.transformation.update(
             updates, self.state(), params
         )
@@ -101,8 +102,9 @@ class HeldClip:
         return jax.tree.unflatten(self._treedef, leaves)
 
     def _params(self) -> collections.OrderedDict[str, Any]:
-        pairs = [(name, v.value) for name, v in self._clipped.items()]
-        return collections.OrderedDict(pairs)
+        return collections.OrderedDict(
+            (name, v.value) for name, v in self._clipped.items()
+        )
 
 
 def _unique(paths: list[str]) -> list[str]:
