@@ -79,10 +79,10 @@ def agc(
       Brock, De, Smith and Simonyan, *High-Performance Large-Scale Image Recognition
       Without Normalization*, 2021, arXiv:2102.06171, equation 3.
     """
-    threshold = thresholds.relative_to_params(ratio, min_norm)
     return build(
-        clip_by, options, threshold, over=scopes.units(stacked=stacked, axis=axis)
-    )
+        clip_by, options, thresholds.relative_to_params(ratio, min_norm),
+        over=scopes.units(stacked=stacked, axis=axis),
+    )  # fmt: skip
 
 
 def autoclip(
@@ -254,8 +254,9 @@ def adagc(
       Wang, Li, et al., *AdaGC: Improving Training Stability for Large Language Model
       Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
-    threshold = thresholds.ema(ratio, decay, warmup, max_norm)
-    return build(clip_by, options, threshold, over="leaf")
+    return build(
+        clip_by, options, thresholds.ema(ratio, decay, warmup, max_norm), over="leaf"
+    )
 
 
 def olmo_ratio(
@@ -396,8 +397,9 @@ def auto_s(
       Learning Made Easier and Stronger*, 2023, arXiv:2206.07136.
     """
     _validate.plain("gamma", gamma)
-    threshold = Named("max_norm", max_norm)
-    return build(clip_by, options, threshold, response="normalize", eps=gamma)
+    return build(
+        clip_by, options, Named("max_norm", max_norm), response="normalize", eps=gamma
+    )
 
 
 def sclip(
@@ -452,8 +454,9 @@ def _scale_by(
         flat = _leaves.flatten(updates)
         live = flat.clippable()
         masked = _prefix.spread_mask("mask", held_mask.value, flat, live)
-        chosen = map(operator.and_, masked, live)
-        places = [i for i, is_chosen in enumerate(chosen) if is_chosen]
+        places = [
+            i for i, both in enumerate(zip(masked, live, strict=True)) if all(both)
+        ]
         # optax would also scale the indices of a BCOO leaf.
         arrays = [jnp.asarray(_leaves.values(flat.leaves[i])) for i in places]
         scaled, state = scale.update(arrays, state)

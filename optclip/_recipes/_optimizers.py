@@ -22,6 +22,7 @@ from .._transforms import clip_by
 from .._typing import ClipOptions, MomentClipOptions, Number, NumberOrSchedule
 from .._wrappers import clip_after, transformation, with_periodic_reset
 from ._recipe_options import (
+    adam_if_none,
     build,
     for_record,
     masked,
@@ -77,8 +78,9 @@ def spam(
     _validate.fraction("b2", b2)
     grace = _validate.length("grace", grace, least=0)
     first = optax.scale_by_adam(b2=b2) if inner is None else inner
-    rule = thresholds.second_moment(theta, b2, grace)
-    clip = build(clip_by, options, rule, over="element")
+    clip = build(
+        clip_by, options, thresholds.second_moment(theta, b2, grace), over="element"
+    )
     chain = optax.chain(clip, transformation("inner", first))
     return with_periodic_reset(chain, every, warmup=warmup)
 
@@ -132,7 +134,6 @@ def stable_spam(
       Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
       2025, arXiv:2502.17055v2.
     """
-    first = optax.scale_by_adam() if inner is None else inner
     elements = build(
         clip_by, for_record("max", options), thresholds.ema_of_max(decay),
         over="element", response="proportional",
@@ -141,7 +142,7 @@ def stable_spam(
         clip_by, for_record("norm", options), thresholds.mean_over_rms(b1, b2),
         over="leaf", response="normalize",
     )  # fmt: skip
-    reset = with_periodic_reset(first, every, warmup=0, keep_counts=False)
+    reset = with_periodic_reset(adam_if_none(inner), every, warmup=0, keep_counts=False)
     return optax.chain(elements, leaves, reset)
 
 
@@ -219,8 +220,7 @@ def _allowed(norm: jax.Array, finite: jax.Array, excess: jax.Array) -> jax.Array
     allowed = jnp.where(none, inf, ratio(norm, jnp.where(none, one, excess)))
     # Norms below 2**-60 read 0. Their threshold is inf unless the quotients exceed 1,
     # since a threshold of 0 would zero an update that is allowed.
-    off = ~finite | ((norm == 0) & (excess <= 1))
-    return jnp.where(off, inf, allowed)
+    return jnp.where(~finite | ((norm == 0) & (excess <= 1)), inf, allowed)
 
 
 def stable_adamw(
@@ -287,8 +287,9 @@ def stable_adamw(
         return jax.tree.map(quotient, seen.extra["gradients"], nu)
 
     inner = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
-    rule = _UnitQuotient(over_second_moment)
-    clip = build(clip_by, options, rule, over="leaf", norm="rms")
+    clip = build(
+        clip_by, options, _UnitQuotient(over_second_moment), over="leaf", norm="rms"
+    )
     if _validate.concrete(weight_decay) != 0:
         inner = optax.chain(inner, optax.add_decayed_weights(weight_decay))
     return clip_after(masked(inner, _leaves.are_floating), clip)
@@ -453,7 +454,7 @@ def spectra(
         before = masked(cap, _are_matrices)
     return optax.chain(
         before,
-        transformation("inner", optax.scale_by_adam() if inner is None else inner),
+        transformation("inner", adam_if_none(inner)),
         capped("max_value", max_value, chosen),
         scale_by_shape(
             matrices(matrix_axes), transposed,
@@ -465,8 +466,9 @@ def spectra(
 def _checked_warmup(learning_rate: Any, warmup: Any) -> int:
     wanted = "an optax schedule, or None"
     static = _validate.static("learning_rate", learning_rate)
-    kinds = (Callable, type(None))
-    _validate.kind("learning_rate", learning_rate, kinds, wanted, static)
+    _validate.kind(
+        "learning_rate", learning_rate, (Callable, type(None)), wanted, static
+    )
     warmup = _validate.length("warmup", warmup, least=0)
     if (learning_rate is None) == (warmup > 0):
         raise ValueError(

@@ -91,3 +91,10 @@ def reject_zero_after_moments(name: str, options: Mapping[str, Any]) -> None:
             " estimates: one NaN would make them NaN and every later update zero. Omit"
             f" it, and skip such steps: optclip.skip({name}(...))."
         )
+
+
+def adam_if_none(
+    inner: optax.GradientTransformation | None,
+) -> optax.GradientTransformation:
+    """Return the optimizer, or the moments of Adam."""
+    return optax.scale_by_adam() if inner is None else inner

@@ -11,7 +11,7 @@ from .. import _thresholds as thresholds
 from .._arrays import _validate
 from .._typing import Number, SkipOptions, ThresholdTree
 from .._wrappers import skip
-from ._recipe_options import build, unwrapped
+from ._recipe_options import adam_if_none, build, unwrapped
 
 
 def olmo_skip(
@@ -65,9 +65,11 @@ def olmo_skip(
     window = _validate.length("window", window)
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
-    limits = {"max_norm": rule, "max_loss": rule if use_loss else None}
     all_options: dict[str, Any] = {"learn_skipped": True, "max_consecutive": math.inf}
-    return build(skip, all_options | unwrapped(options), _adam_if_none(inner), **limits)
+    return build(
+        skip, all_options | unwrapped(options), adam_if_none(inner),
+        max_norm=rule, max_loss=rule if use_loss else None,
+    )  # fmt: skip
 
 
 def axlearn_skip(
@@ -113,7 +115,7 @@ def axlearn_skip(
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
     all_options: dict[str, Any] = {"learn_skipped": False} | unwrapped(options)
-    return build(skip, all_options, _adam_if_none(inner), max_norm=rule)
+    return build(skip, all_options, adam_if_none(inner), max_norm=rule)
 
 
 def megatron_skip(
@@ -141,10 +143,4 @@ def megatron_skip(
     References:
       Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
     """
-    return build(skip, options, _adam_if_none(inner), max_norm=max_norm)
-
-
-def _adam_if_none(
-    inner: optax.GradientTransformation | None,
-) -> optax.GradientTransformation:
-    return optax.scale_by_adam() if inner is None else inner
+    return build(skip, options, adam_if_none(inner), max_norm=max_norm)
