@@ -35,8 +35,7 @@ class CotangentClip:
         measured = self.clip.norm.measure(layout.blocks)
         limits = layout.entries(thresholds)
         if self.reference is not None:
-            norms = measured.norms.entries()
-            entries = zip(layout.blocks, norms, limits, strict=True)
+            entries = zip(layout.blocks, measured.norms.entries(), limits, strict=True)
             limits = [
                 _relative_threshold.multiple(self.reference, *entry)
                 for entry in entries

@@ -145,8 +145,7 @@ def _clip(
     if axis is None:
         scope = LEAF
     else:
-        is_empty = isinstance(axis, tuple) and not axis
-        scope = ELEMENT if is_empty else scopes.axes(axis)
+        scope = ELEMENT if isinstance(axis, tuple) and not axis else scopes.axes(axis)
     return clip_of(scope, of_order(ord), how, nonfinite=nonfinite)
 
 
@@ -176,10 +175,10 @@ def _check_leaves(chosen: Chosen, axis: Any) -> None:
 def _check_probe(probe: Any) -> None:
     wanted = "a record from optclip.cotangent_probe(), or None"
     _validate.kind("probe", probe, (CotangentRecord, type(None)), wanted)
-    if probe is not None and [jnp.shape(x) for x in jax.tree.leaves(probe)] != [()] * 6:
-        wanted = "a record of scalars"
-        advice = "Pass a cotangent_probe(steps) through the xs of jax.lax.scan."
-        raise ValueError(_validate.must_be("probe", wanted, probe, advice))
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(probe)]
+    are_scalars = probe is None or shapes == [()] * 6
+    advice = "Pass a cotangent_probe(steps) through the xs of jax.lax.scan."
+    _validate.require("probe", probe, are_scalars, "a record of scalars", advice)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,17 +238,16 @@ def chosen_leaves(tree: PyTree, mask: Mask | None) -> Chosen:
         tree contains a probe.
     """
     leaves = jax.tree.leaves(tree, is_leaf=is_cotangent_record)
-    if any(map(is_cotangent_record, leaves)):
-        wanted = "a tree without a probe"
-        advice = "With `probe`, unpack the result: h, probe = clip_cotangent(...)."
-        raise TypeError(_validate.must_be("tree", wanted, tree, advice))
+    has_probe = any(map(is_cotangent_record, leaves))
+    wanted = "a tree without a probe"
+    advice = "With `probe`, unpack the result: h, probe = clip_cotangent(...)."
+    _validate.require("tree", tree, not has_probe, wanted, advice, TypeError)
     flat = _leaves.flatten(tree)
     live = flat.clippable()
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
-        if _leaves.is_sparse(leaf):
-            subject = _leaves.named(path, "The")
-            advice = "Pass its data, and rebuild the sparse array from the result."
-            raise TypeError(_validate.must_be(subject, "a dense array", leaf, advice))
+        subject, is_dense = _leaves.named(path, "The"), not _leaves.is_sparse(leaf)
+        advice = "Pass its data, and rebuild the sparse array from the result."
+        _validate.require(subject, leaf, is_dense, "a dense array", advice, TypeError)
     in_mask = _prefix.spread_mask("mask", mask, flat, live)
     return Chosen(
         flat,

@@ -44,9 +44,7 @@ def cotangent_probe(steps: int | None = None) -> CotangentRecord:
     Returns:
       A `CotangentRecord` of float32 zeros, of shape `()` or `(steps,)`.
     """
-    if steps is not None:
-        steps = _validate.length("steps", steps)
-    shape = () if steps is None else (steps,)
+    shape = () if steps is None else (_validate.length("steps", steps),)
     return CotangentRecord(
         *(jnp.zeros(shape, jnp.float32) for _ in CotangentRecord._fields)
     )

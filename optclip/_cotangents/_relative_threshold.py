@@ -48,10 +48,8 @@ def multiple(
 ) -> Number:
     """Return `factor` times the reference, or inf if `factor` is inf."""
     _validate.broadcasts("max_norm", jnp.shape(factor), norms.shape)
-    base = reference(norms, _axes_of(norms, block))
-    base = _numerics.broadcast_like(base, norms)
-    factor = jnp.asarray(factor).astype(norms.dtype)
-    factor = _numerics.broadcast_like(factor, norms)
+    base = _numerics.broadcast_like(reference(norms, _axes_of(norms, block)), norms)
+    factor = _numerics.broadcast_like(jnp.asarray(factor).astype(norms.dtype), norms)
     largest = jnp.asarray(jnp.finfo(norms.dtype).max, norms.dtype)
     # A finite factor must give a finite threshold, because inf would clip nothing.
     finite = jnp.where(jnp.isinf(factor), jnp.zeros_like(factor), factor)

@@ -275,8 +275,7 @@ def _grown(
     numbers = itertools.count()
 
     def longer(x: Any) -> Any:
-        shape = [n + 1 for n in jnp.shape(x)]
-        leaf = jax.ShapeDtypeStruct(shape, jnp.result_type(x))
+        leaf = jax.ShapeDtypeStruct([n + 1 for n in jnp.shape(x)], jnp.result_type(x))
         return node(MarkKey(next(numbers)), leaf)
 
     try:
@@ -328,8 +327,7 @@ def _memory_slots(
     # norm's own memory has one position.
     indices = [key.idx for key in inside[2:4] if hasattr(key, "idx")]
     what, below, is_alone = norms.memories[tuple(indices)]
-    start = 2 + len(indices)
-    role = ("clip_memory", *map(_text, inside[start:]))
+    role = ("clip_memory", *map(_text, inside[2 + len(indices) :]))
     if "by_digest" not in role:
         yield what, role, owner or (below[0] if is_alone else None), None
         return
@@ -355,9 +353,8 @@ def _norms_of(noted: Noted) -> _Norms:
     ]
     memories: dict[tuple[int, ...], tuple[Hashable, list[Owner], bool]] = {}
     for i, (name, rules) in enumerate(engine.rules.by_argument.items()):
-        shapes = [()] * len(owners)
         parts = norms_of_rules(
-            name, rules, layout.treedef, shapes, is_like_params=False
+            name, rules, layout.treedef, [()] * len(owners), is_like_params=False
         )
         for j, part in enumerate(parts):
             below = [owners[k] for k in part.indices]

@@ -151,9 +151,8 @@ def skip(
         advice = "0 skips each step with a gradient, inf only non-finite steps."
         _validate.number("max_norm", max_norm, advice=advice)
     rules = rules_of(Named("max_norm", max_norm), clip)
-    if record is False:
-        advice = "Skipping needs a state."
-        raise TypeError(_validate.must_be("record", "True or 'leaves'", record, advice))
+    wanted, advice = "True or 'leaves'", "Skipping needs a state."
+    _validate.require("record", record, record is not False, wanted, advice, TypeError)
     watch = Engine(clip, rules, record, name)
     loss_rule = None
     if max_loss is not None:  # Losses may be negative, unlike norms.
@@ -211,8 +210,9 @@ def skip(
             # The comparison is negated, since `loss > limit` is false for NaN limits.
             is_off = is_off | _unless_after(most, in_a_row, ~(loss <= limit))
             is_nonfinite = is_nonfinite | ~jnp.isfinite(loss)
-            old_pair = (old.skip_loss, old.skip_loss_threshold)
-            loss, limit = _xla.in_place((loss, limit), old_pair)
+            loss, limit = _xla.in_place(
+                (loss, limit), (old.skip_loss, old.skip_loss_threshold)
+            )
             record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
         skipped = is_off | is_nonfinite
         if learn_skipped is False:
@@ -224,9 +224,8 @@ def skip(
             memory = _select_tree(skipped, state.skip_loss, memory)
         # `inner` receives zeros in a skipped step, so that a NaN neither raises an
         # error there nor makes derivatives NaN.
-        inner_input = _zero_if(skipped, updates)
         inner_updates, inner_state = wrapped.update(
-            inner_input, state.skip_inner, params, **extra_args
+            _zero_if(skipped, updates), state.skip_inner, params, **extra_args
         )
         again = _numerics.counted(old.skip_consecutive, skipped)
         finite = _numerics.counted(state.skip_finite, ~is_nonfinite)
@@ -247,10 +246,10 @@ def skip(
 
 def _check_record(record: SkipRecord, *, has_loss: bool) -> None:
     """Raise if the record is from a `skip` that differs in `max_loss`."""
-    if (record.skip_loss is not None) != has_loss:
-        wanted = f"the state of a skip with{'' if has_loss else 'out'} max_loss"
-        advice = "Pass the state returned by this transformation's init."
-        raise ValueError(_validate.must_be("state", wanted, record, advice))
+    is_alike = (record.skip_loss is not None) == has_loss
+    wanted = f"the state of a skip with{'' if has_loss else 'out'} max_loss"
+    advice = "Pass the state returned by this transformation's init."
+    _validate.require("state", record, is_alike, wanted, advice)
 
 
 def _unless_after(
@@ -274,8 +273,7 @@ def _any(flags: list[jax.Array]) -> jax.Array:
 
 def _select_tree(where: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     def selected(b: ArrayLike, a: ArrayLike) -> jax.Array:
-        flag = _placement.beside(where, b)
-        return jnp.where(flag, _numerics.as_counted_in(a, b), b)
+        return jnp.where(_placement.beside(where, b), _numerics.as_counted_in(a, b), b)
 
     def select(a: ArrayLike, b: ArrayLike) -> ArrayLike:
         return a if a is b else _placement.computed(selected, b, a)
@@ -307,8 +305,9 @@ _WANTED = "the loss, a real scalar, because max_loss is set"
 
 def init_loss_memory(rule: Rule) -> PyTree:
     """Return the memory of a rule before it receives the first loss."""
-    zero = jnp.zeros((), jnp.float32)
-    return init_memory("max_loss", rule, _ONE_LOSS, [zero], jnp.zeros_like)
+    return init_memory(
+        "max_loss", rule, _ONE_LOSS, [jnp.zeros((), jnp.float32)], jnp.zeros_like
+    )
 
 
 def loss_in(extra: dict[str, Any]) -> jax.Array:
@@ -352,15 +351,12 @@ def loss_threshold(
         thresholds.entries() if isinstance(thresholds, Batched) else thresholds
     )
     limit = jnp.asarray(threshold).astype(jnp.float32)
-    if limit.ndim:
-        advice = "Reduce it to a scalar: the loss is one number."
-        wanted = "one number per step"
-        raise ValueError(_validate.must_be("max_loss", wanted, limit, advice))
+    advice = "Reduce it to a scalar: the loss is one number."
+    _validate.require("max_loss", limit, not limit.ndim, "one number per step", advice)
     return limit, memory
 
 
 def _raise_on_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
-    del tree, how
     wanted = "a rule that reads only norms, since a loss has no tree to measure"
     advice = "Try optclip.thresholds.mean_plus_std(6.0)."
     raise ValueError(_validate.must_be("max_loss", wanted, rule, advice))

@@ -86,10 +86,9 @@ def with_history(
             return HistoryState(inner_state, prefix, count, prefix)
         columns = columns_of(_metrics_in(inner_state))
         text = text_of(columns)
-        rows = jnp.zeros((steps, len(columns)), jnp.float32)
         return HistoryState(
             inner_state,
-            {key_of_rows(text): rows},
+            {key_of_rows(text): jnp.zeros((steps, len(columns)), jnp.float32)},
             count,
             array_of(text),
         )
@@ -150,11 +149,11 @@ def _check_columns(state: HistoryState, columns: list[Column]) -> None:
         " of the transformations, move the state with optclip.carry_over."
     )
     if isinstance(state.history_names, Tracer):
-        made, used = sorted(state.history_rows), key
         raise ValueError(
             "`state` must have a history of the metrics that `inner` records now, got"
-            f" the key {made} in place of {used!r} (number of quantities and digest of"
-            f" their names). {advice} Call update outside of jax.jit for the names."
+            f" the key {sorted(state.history_rows)} in place of {key!r} (number of"
+            f" quantities and digest of their names). {advice} Call update outside of"
+            " jax.jit for the names."
         )
     old = {column.key for column in columns_in(state.history_names)}
     raise ValueError(
