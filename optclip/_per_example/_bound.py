@@ -168,8 +168,9 @@ class Bound:
         """Return the norms of one example, and the weighted coefficient per leaf."""
         layout, norms = _laid_out(clip, squares)
         self._check_all_bounded(layout)
-        measured = Measured(Batched(norms))
-        decision = decide(clip, layout, measured, self._limits_of(layout))
+        decision = decide(
+            clip, layout, Measured(Batched(norms)), self._limits_of(layout)
+        )
         coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
         of_block = coefficients.entries()
         by_leaf = layout.rebuild({i: of_block[b] for i, _, b in layout.scaled})
@@ -187,8 +188,7 @@ class Bound:
             real = jnp.dtype(_real(x))
             factor = weight
             if self.max_weight is not None:
-                most = jnp.asarray(_wide(self.max_weight), factor.dtype)
-                most = jnp.maximum(most, 0)
+                most = jnp.maximum(jnp.asarray(_wide(self.max_weight), factor.dtype), 0)
                 factor = jnp.clip(factor, -most, most)
             factor = factor.astype(real)
             least = _LEAST_WEIGHT[real.name] if self.strict else 0.0
@@ -309,9 +309,7 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
 def _wide(value: Any) -> Any:
     """Return a number in float64, or a traced one in float32 or wider."""
     concrete = _validate.concrete(value)
-    if concrete is not None:
-        return float(concrete)
-    return _numerics.as_array(value)
+    return _numerics.as_array(value) if concrete is None else float(concrete)
 
 
 def _real(x: jax.Array) -> Any:
@@ -377,7 +375,8 @@ def _check_threshold(threshold: Any, scope: Scope) -> None:
             " and thresholds."
         )
         _validate.require("threshold", value, not jnp.shape(value), wanted, advice)
-    if scope == TREE and not _validate.is_number(threshold):
-        wanted = "one number for over='tree'"
-        advice = "Pass over='leaf' or over=optclip.groups(...) for several."
-        raise ValueError(_validate.must_be("threshold", wanted, threshold, advice))
+    is_right = scope != TREE or _validate.is_number(threshold)
+    advice = "Pass over='leaf' or over=optclip.groups(...) for several."
+    _validate.require(
+        "threshold", threshold, is_right, "one number for over='tree'", advice
+    )

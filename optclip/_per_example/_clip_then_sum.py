@@ -156,8 +156,9 @@ def _ghost_microbatch(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
             functools.partial(bound.of_squares, clip), axis_size=len(back.values)
         )
         norms, by_leaf = of_all(scaled_squares(back), rows.weight)
-        results = back.values, norms, by_leaf
-        value, norms, by_leaf = jax.vmap(without_padding)(results, padding)
+        value, norms, by_leaf = jax.vmap(without_padding)(
+            (back.values, norms, by_leaf), padding
+        )
         info = ExampleInfo(value, *norms, padding=padding, aux=back.aux)
         return _weighted_sum(clip, back, by_leaf), info
 

@@ -87,9 +87,8 @@ class ClippedGrad:
         self.bound.check_weights(weights)
         size = self.microbatch_size
         source = _source_of(self.loss, args, self.bound, size, self.method)
-        source = with_weights(source, weights)
         grads, info = _clip_then_sum.clipped(
-            source, self.bound, padding, size, self.reduce
+            with_weights(source, weights), self.bound, padding, size, self.reduce
         )
         return _placement.back(grads, self.loss.params(args)), info
 

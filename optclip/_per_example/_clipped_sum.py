@@ -81,8 +81,9 @@ def clipped_sum(
     check_whole(grads)
     check_together(grads)
     source = Source(lambda grad: (None, None, grad), _placement.on_device(grads))
-    source = with_weights(source, weights)
-    summed, info = _clip_then_sum.clipped(source, bound, padding, None)
+    summed, info = _clip_then_sum.clipped(
+        with_weights(source, weights), bound, padding, None
+    )
     return _placement.back(summed, grads), info
 
 

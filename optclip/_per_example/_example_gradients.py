@@ -47,9 +47,8 @@ def check_whole(grads: PyTree) -> None:
 
 def check_together(tree: PyTree) -> None:
     """Raise if leaves are on devices that no single computation accepts."""
-    pairs = jax.tree.leaves_with_path(tree)
     _placement.check_together(
-        [(_leaves.named(path), x) for path, x in pairs],
+        [(_leaves.named(path), x) for path, x in jax.tree.leaves_with_path(tree)],
         "Leaves of per-example gradients",
         "They are clipped and summed in one computation.",
     )
@@ -156,8 +155,9 @@ def with_weights(source: Source, weights: Any) -> Source:
         return source._replace(examples=Row(source.examples))
     is_bool = getattr(weights, "dtype", None) == np.bool_
     advice = "For bools, pass padding=~weights." if is_bool else ""
-    is_number = _validate.is_number(weights)
-    _check_rows("weights", "real numbers", weights, number, is_number, advice)
+    _check_rows(
+        "weights", "real numbers", weights, number, _validate.is_number(weights), advice
+    )
     flags = _placement.no_flags(jnp.asarray(jax.tree.leaves(source.examples)[0]))
     weights = _placement.placed_as(_numerics.as_array(weights), flags)
     return source._replace(examples=Row(source.examples, weights))

@@ -86,8 +86,9 @@ def loss_of(
     has_aux: bool,
 ) -> Loss:
     """Return the validated loss that a user's arguments specify."""
-    wanted = "a function loss(params, example) of one example"
-    _validate.kind("loss", function, Callable, wanted)
+    _validate.kind(
+        "loss", function, Callable, "a function loss(params, example) of one example"
+    )
     _validate.flag("has_aux", has_aux)
     by, batch = _places("argnums", argnums), _places("batch_argnums", batch_argnums)
     if len({*by, *batch}) < len(by) + len(batch):

@@ -108,29 +108,27 @@ class QuantileThreshold:
         least, most = self.min_value, self.max_value
         for name, value in (("min_value", least), ("max_value", most)):
             _validate.plain(name, value, above=True)
-            if _is_above(_TINY, value) or _is_above(value, _LARGEST):
-                wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
-                advice = "The threshold could not leave 0 or inf."
-                raise ValueError(_validate.must_be(name, wanted, value, advice))
+            is_normal = not (_is_above(_TINY, value) or _is_above(value, _LARGEST))
+            wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
+            advice = "The threshold could not leave 0 or inf."
+            _validate.require(name, value, is_normal, wanted, advice)
         wanted = f"at least `min_value`, {least}"
         _validate.require("max_value", most, not _is_above(least, most), wanted)
-        if isinstance(self.init_value, dict) and not self.init_value:
-            wanted = "a number above 0, or a dict of these by label"
-            raise ValueError(_validate.must_be("init_value", wanted, self.init_value))
-        for value in self._init_values:
+        values = self._init_values
+        wanted = "a number above 0, or a dict of these by label"
+        _validate.require("init_value", self.init_value, bool(values), wanted)
+        wanted = f"from `min_value` to `max_value`, {least} to {most}"
+        for value in values:
             _validate.plain("init_value", value, above=True)
-            if _is_above(least, value) or _is_above(value, most):
-                wanted = f"from `min_value` to `max_value`, {least} to {most}"
-                raise ValueError(_validate.must_be("init_value", wanted, value))
+            is_between = not (_is_above(least, value) or _is_above(value, most))
+            _validate.require("init_value", value, is_between, wanted)
         size = self.expected_batch_size
         if size is not None:
             _validate.plain("expected_batch_size", size, above=True)
-        elif self.count_noise:
-            wanted = "the expected number of examples with `count_noise`"
-            advice = "The actual number is sensitive, so it cannot be used."
-            raise ValueError(
-                _validate.must_be("expected_batch_size", wanted, size, advice)
-            )
+        is_enough = size is not None or not self.count_noise
+        wanted = "the expected number of examples with `count_noise`"
+        advice = "The actual number is sensitive, so it cannot be used."
+        _validate.require("expected_batch_size", size, is_enough, wanted, advice)
 
     @property
     def _init_values(self) -> list[Any]:
@@ -216,8 +214,7 @@ class QuantileThreshold:
         step = jnp.exp(-rate * (fraction - wanted))
         # 0 and inf keep their value when multiplied, so the old threshold is limited
         # too.
-        old = self._limited(jnp.asarray(threshold))
-        return self._limited(old * step), fraction
+        return self._limited(self._limited(jnp.asarray(threshold)) * step), fraction
 
     def _limited(self, threshold: jax.Array) -> jax.Array:
         least, most = (
@@ -248,8 +245,9 @@ class QuantileThreshold:
           ValueError: `count_noise` is so small that the count alone exceeds the budget.
         """
         _validate.plain("total", total, above=True)
-        relations = ("add_or_remove", "zero_out", "replace_one")
-        _validate.choice("relation", relation, relations)
+        _validate.choice(
+            "relation", relation, ("add_or_remove", "zero_out", "replace_one")
+        )
         # One example changes the count of each group by this much.
         moves = 0.5 if relation == "add_or_remove" else 1.0
         moves *= math.sqrt(len(self._init_values))

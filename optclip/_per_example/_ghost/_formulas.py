@@ -147,8 +147,7 @@ def _balanced(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arr
     # Zero `a` where `d` is 0: the product is 0, and zeros cannot overflow in the shift.
     a = a * is_any.astype(a.dtype)
     is_any &= jnp.any(a != 0, axis=-1, keepdims=True)
-    of_both = jnp.where(is_any, of_a + of_d, NOTHING)
-    exponent = jnp.max(of_both, axis=-2, keepdims=True)
+    exponent = jnp.max(jnp.where(is_any, of_a + of_d, NOTHING), axis=-2, keepdims=True)
     return _shifted(a, of_d - exponent), _shifted(d, -of_d), exponent[..., 0, 0]
 
 
@@ -198,8 +197,7 @@ def embedding(ids: jax.Array, d: jax.Array) -> Scaled:
     def one(ids, d):
         order = jnp.argsort(ids)
         ids, d = ids[order], d[order]
-        is_new = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
-        segment = jnp.cumsum(is_new)
+        segment = jnp.cumsum(jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]]))
         # A negative index reads no row, so its cotangent must add nothing.
         live = jnp.where(ids[:, None] < 0, jnp.zeros_like(d), d)
         return of_gradient(jax.ops.segment_sum(live, segment, num_segments=len(ids)))

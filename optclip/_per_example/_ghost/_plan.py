@@ -92,8 +92,9 @@ class Site(NamedTuple):
     @property
     def weights(self) -> dict[int, Weight]:
         """Return the operands that are weights, by position."""
-        pairs = enumerate(self.infos)
-        return {i: info for i, info in pairs if isinstance(info, Weight)}
+        return {
+            i: info for i, info in enumerate(self.infos) if isinstance(info, Weight)
+        }
 
     @property
     def leaves(self) -> frozenset[int]:
@@ -189,10 +190,8 @@ def _step(
     if DATA not in ins:
         outs = tuple(_derived(eqn, ins, out.aval) for out in eqn.outvars)
         return EquationPlan(eqn, outs)
-    if name == "scan":
-        step = _scan_step(eqn, ins, first, lengths)
-        if step is not None:
-            return step
+    if name == "scan" and (step := _scan_step(eqn, ins, first, lengths)):
+        return step
     avals = tuple(out.aval for out in eqn.outvars if is_inexact(out.aval))
     site = Site(first, eqn, ins, avals, lengths) if avals else None
     return EquationPlan(eqn, data, site=site)
@@ -209,8 +208,7 @@ def _derived(eqn: Any, ins: tuple[Info, ...], aval: Any) -> Info:
         and aval.size <= eqn.invars[0].aval.size
         and jnp.issubdtype(aval.dtype, jnp.floating)
     )
-    is_custom = has_custom_derivative(eqn)
-    is_linear = all(weight.is_linear for weight in weights) and not is_custom
+    is_linear = all(w.is_linear for w in weights) and not has_custom_derivative(eqn)
     is_narrow = any(w.is_narrow for w in weights) or _leaves.is_narrow(aval)
     leaves, stacked = _leaves_of(weights), weights[0].stacked
     return Weight(leaves, is_moved, stacked, is_linear, is_narrow)
@@ -248,10 +246,10 @@ def _scan_step(
         DATA if i in changes else _inside(info, i >= num_consts + num_carry)
         for i, info in enumerate(ins)
     ]
-    length = eqn.params["length"]
     inner = planned(
-        eqn.params["jaxpr"], inside, first + len(demoted), (*lengths, length)
-    )
+        eqn.params["jaxpr"], inside, first + len(demoted),
+        (*lengths, eqn.params["length"]),
+    )  # fmt: skip
     carry = tuple(
         DATA if i in changes else ins[i]
         for i in range(num_consts, num_consts + num_carry)

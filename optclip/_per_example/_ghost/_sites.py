@@ -43,8 +43,7 @@ class Trace(NamedTuple):
 
 def check_supported(trace: Trace, params: PyTree, *, strict: bool) -> None:
     """Raise if the gradients of a leaf, or their sum, would be wrong."""
-    paths = _leaves.flatten(params).paths
-    for path, kind in zip(paths, trace.kinds, strict=True):
+    for path, kind in zip(_leaves.flatten(params).paths, trace.kinds, strict=True):
         if kind == CUSTOM:
             raise ValueError(
                 "method='ghost' does not support a custom derivative (`jax.custom_vjp`,"
@@ -80,8 +79,7 @@ def traced(loss: Callable[..., Any], params: PyTree, example: PyTree) -> Trace:
     data = [DATA] * (len(arguments) + 1 - len(leaves))
     plan = _plan.planned(jaxpr, [*infos, *data])
     sites = [[s for s in plan.sites if i in s.leaves] for i in range(len(leaves))]
-    kinds = [_kind(leaf_sites) for leaf_sites in sites]
-    return Trace(plan, jax.tree.structure(shapes), sites, kinds)
+    return Trace(plan, jax.tree.structure(shapes), sites, list(map(_kind, sites)))
 
 
 def _kind(sites: list[Site]) -> str:
@@ -262,7 +260,6 @@ def _rows(site: Site, ids: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Arra
         row = row * (last + 1) + jnp.clip(one, 0, last).astype(jnp.int32)
     # An out-of-range index reads no row, unless the mode clips it.
     row = jnp.where(live, row, -1)
-    rank = len(site.avals[0].shape)
-    batch = [i for i in range(rank) if i not in numbers.offset_dims]
+    batch = [i for i in range(len(site.avals[0].shape)) if i not in numbers.offset_dims]
     row = _arranged(site, row, (), range(len(batch)), ())[..., 0]
     return row, _arranged(site, d, (), batch, numbers.offset_dims)

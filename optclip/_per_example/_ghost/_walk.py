@@ -99,8 +99,7 @@ def _site_outputs(site: Site, values: list, records: dict) -> tuple:
         if info == DATA:
             aval = site.eqn.invars[i].aval
             values[i] = data[i] if i in data else jnp.zeros(aval.shape, aval.dtype)
-    outs = _bound(site.eqn, values)
-    pairs = zip(site.eqn.outvars, outs, strict=True)
+    pairs = zip(site.eqn.outvars, _bound(site.eqn, values), strict=True)
     return tuple(out for var, out in pairs if is_inexact(var.aval))
 
 
@@ -154,5 +153,6 @@ def _bound(eqn: Any, values: list) -> list:
 
 def _env(plan: JaxprPlan, args: list[Any]) -> dict:
     jaxpr = plan.jaxpr
-    names = [*jaxpr.constvars, *jaxpr.invars]
-    return dict(zip(names, [*plan.consts, *args], strict=True))
+    return dict(
+        zip([*jaxpr.constvars, *jaxpr.invars], [*plan.consts, *args], strict=True)
+    )
