@@ -145,11 +145,6 @@ def as_matrices(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
     return row[..., None, :]
 
 
-def as_leaf(matrices: jax.Array, axis: tuple[int, ...]) -> jax.Array:
-    """Invert `as_matrices`, for leaves that are not vectors."""
-    return jnp.moveaxis(matrices, (-2, -1), axis)
-
-
 def _scaled(
     x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]
 ) -> MatrixBlock:
@@ -160,8 +155,7 @@ def _scaled(
     # A matrix with NaN or inf has the unit 1.
     _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
     # XLA divides by multiplying with the inverse, which must not be subnormal.
-    most = jnp.finfo(size.dtype).maxexp - 3
-    exponent = jnp.clip(exponent - 1, _LEAST_EXPONENT, most)
+    exponent = jnp.clip(exponent - 1, _LEAST_EXPONENT, jnp.finfo(size.dtype).maxexp - 3)
     unit = jnp.ldexp(jnp.ones_like(size), exponent)
     # Zeros replace such a matrix, so that its decomposition is finite; `size` holds the
     # NaN or inf.

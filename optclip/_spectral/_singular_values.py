@@ -36,7 +36,6 @@ from ._matrix_algebra import adjoint, product, times
 from ._matrix_blocks import (
     Factored,
     MatrixBlock,
-    as_leaf,
     factored,
     in_units,
     matrices_of,
@@ -71,8 +70,7 @@ class SingularValueNorms(Measurement):
         def of_matrix(i: int) -> jax.Array:
             matrices = matrices_of(blocks[i])
             # A mesh of Explicit axes requires a sharding for each decomposed part.
-            placed = map(_placement.whole, (matrices.x, matrices.unit, matrices.size))
-            x, unit, size = placed
+            x, unit, size = map(_placement.whole, matrices[:3])
             matrices = matrices._replace(x=x, unit=unit, size=size)
             if self.method == "newton_schulz":
                 work[i] = Factored(matrices, None, None)
@@ -166,10 +164,9 @@ def _as_leaf(
 ) -> jax.Array:
     """Return the clipped leaf, bit-identical in unclipped matrices."""
     x = jnp.asarray(leaf.array)
-    flags = jnp.broadcast_to(unclipped[..., None], capped.shape)
     out, unclipped = (
-        _placement.placed_as(as_leaf(each, matrices.axis), x)
-        for each in (capped, flags)
+        _placement.placed_as(jnp.moveaxis(each, (-2, -1), matrices.axis), x)
+        for each in (capped, jnp.broadcast_to(unclipped[..., None], capped.shape))
     )
     # The select keeps a matrix bit-identical if none of its values is clipped.
     return jnp.where(unclipped, x, _leaves.narrow(out, leaf.like))
@@ -192,20 +189,13 @@ def parts_of_singular_values(
     advice = "Pass 'hard' or 'smooth'."
     _validate.require("response", response, not response.compares_norms, wanted, advice)
     if method == "newton_schulz":
-        _check_by_products(response, eps)
+        is_right = response in (Hard(), SMOOTH, NORMALIZE)
+        wanted = "'hard', 'smooth' or 'normalize' for method='newton_schulz'"
+        advice = "Pass method='eigh' for other responses."
+        _validate.require("response", response, is_right, wanted, advice)
+        is_zero = isinstance(eps, (int, float)) and eps == 0
+        _validate.require("eps", eps, is_zero, "0", "Only method='eigh' supports eps.")
     return SingularValueNorms(method), Cap(method)
-
-
-def _check_by_products(response: BaseResponse, eps: Number) -> None:
-    advice = "Pass method='eigh' for other responses."
-    wanted = "'hard', 'smooth' or 'normalize' for method='newton_schulz'"
-    _validate.require(
-        "response", response, response in (Hard(), SMOOTH, NORMALIZE), wanted, advice
-    )
-    advice = "Only method='eigh' supports eps."
-    _validate.require(
-        "eps", eps, isinstance(eps, (int, float)) and eps == 0, "0", advice
-    )
 
 
 # (singular values, thresholds) -> coefficients, all of them (..., p).
@@ -234,16 +224,10 @@ def mapped(
     # coefficient closes over, such as the value of a schedule, so they are arguments.
     function, consts = _closures.converted(coefficient, limit, limit)
     how = _How(function, matrices.split, detached)
-    lowest = _lowest(limit, unit)
+    # A threshold of 0 makes all values 0, whatever their accuracy.
+    lowest = jnp.min(jnp.where(limit > 0, limit, jnp.inf), -1, keepdims=True) / unit
     decomposition = factors(matrices.split, matrices.x, lowest, squares, vectors)
     return _mapped(how, decomposition, matrices.x, unit, limit, *consts)
-
-
-def _lowest(limit: jax.Array, unit: jax.Array) -> jax.Array:
-    """Return the lowest positive threshold of each matrix, in its unit, `(..., 1)`."""
-    # A threshold of 0 makes all values 0, whatever their accuracy.
-    positive = jnp.where(limit > 0, limit, jnp.inf)
-    return jnp.min(positive, -1, keepdims=True) / unit
 
 
 class _How(NamedTuple):

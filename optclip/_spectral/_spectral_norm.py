@@ -103,8 +103,9 @@ class Spectral(Measurement):
             return _as_norm_of(blocks[i], norm)
 
         norms = with_vectors(blocks, of_matrix)
-        declared = tuple(map(declared_of, blocks))
-        batched = Batched([norm.astype(dtype) for norm in norms], declared)
+        batched = Batched(
+            [norm.astype(dtype) for norm in norms], tuple(map(declared_of, blocks))
+        )
         if flushed:
             batched = batched.map(flush_small)
         return Measured(batched, vectors)
