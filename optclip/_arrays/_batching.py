@@ -71,10 +71,9 @@ class Batched:
         if any(other.indices != self.indices for other in others):
             raise ValueError("The other values must have the same stacks of entries.")
         columns = [self.values, *(other.values for other in others)]
-        stacks = zip(self.indices, *columns, strict=True)
         values = [
             function(*entry) if len(index) == 1 else jax.vmap(function)(*entry)
-            for index, *entry in stacks
+            for index, *entry in zip(self.indices, *columns, strict=True)
         ]
         return self.tree_unflatten(self.indices, values)
 

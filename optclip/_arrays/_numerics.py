@@ -35,8 +35,7 @@ def as_array(value: Number) -> jax.Array:
     if isinstance(value, (np.integer, np.ndarray)) and value.dtype.kind in "iu":
         return jnp.asarray(value.astype(np.float64))
     array = jnp.asarray(_placement.on_device(value))
-    is_float = jnp.issubdtype(array.dtype, jnp.floating)
-    if is_float and jnp.finfo(array.dtype).bits >= 32:
+    if jnp.issubdtype(array.dtype, jnp.floating) and jnp.finfo(array.dtype).bits >= 32:
         return array
     return array.astype(jnp.float64 if array.dtype.itemsize == 8 else jnp.float32)
 
@@ -138,14 +137,12 @@ def as_counted_in(value: Any, kind: Any) -> Any:
 def counted(total: Any, once: Any = True) -> jax.Array:
     """Return the count plus one where `once` is set, up to the largest number."""
     total = as_count(total)
-    room = total < jnp.iinfo(total.dtype).max
-    return total + (once & room).astype(total.dtype)
+    return total + (once & (total < jnp.iinfo(total.dtype).max)).astype(total.dtype)
 
 
 def applied(param: jax.Array, update: jax.Array) -> jax.Array:
     """Return the new parameter before it is rounded to the dtype of `param`."""
-    dtypes = (_leaves.real_dtype(x.dtype) for x in (param, update))
-    real = jnp.promote_types(*dtypes)
+    real = jnp.promote_types(*(_leaves.real_dtype(x.dtype) for x in (param, update)))
     return _leaves.widen(param, real) + _leaves.widen(update, real)
 
 

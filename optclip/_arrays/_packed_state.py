@@ -72,8 +72,7 @@ def of_vector(treedef: TreeDef, vector: Any) -> PerNorm:
 
 def by_position(treedef: TreeDef, entries: list[Any]) -> PerNorm:
     """Return a memory with one array per norm."""
-    by_index = {str(i): x for i, x in enumerate(entries)}
-    return PerNorm({_digest(treedef): by_index})
+    return PerNorm({_digest(treedef): {str(i): x for i, x in enumerate(entries)}})
 
 
 def packed(memory: PyTree, norm: PyTree, *, is_like_params: bool) -> PyTree:

@@ -236,5 +236,4 @@ def _moved_back(new: Any, old: Any) -> Any:
         return new
     if isinstance(new, Tracer) or isinstance(old, Tracer):
         return jax.device_put(new, jax.memory.Space.Host)
-    kind = old.sharding.memory_kind
-    return jax.device_put(new, new.sharding.with_memory_kind(kind))
+    return jax.device_put(new, new.sharding.with_memory_kind(old.sharding.memory_kind))

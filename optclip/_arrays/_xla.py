@@ -62,8 +62,7 @@ def materialized(numbers: Any) -> Any:
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         # XLA cannot infer that this divisor is 1, so it keeps the division.
-        one = lax.select(x != x, x, jnp.ones_like(x))
-        return x / lax.stop_gradient(one)
+        return x / lax.stop_gradient(lax.select(x != x, x, jnp.ones_like(x)))
 
     return lax.platform_dependent(
         numbers,

@@ -106,8 +106,9 @@ def clip_attention_logits(
         logits: Any = None,
         **extra_args: Any,
     ) -> tuple[PyTree, ClipState]:
-        why = "which clip_attention_logits scales"
-        _validate.params_given(params, why, ", logits=...")
+        _validate.params_given(
+            params, "which clip_attention_logits scales", ", logits=..."
+        )
         located = _attention_layers.layers_in(params, held.value)
         flat = _leaves.flatten(params)
         largest = _qk_scaling.logits_of(located, logits, flat.leaves)

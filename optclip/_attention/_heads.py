@@ -175,12 +175,11 @@ def find_heads(
     for name, (query_paths, key_paths) in paths_by_layer.items():
         if not query_paths or not key_paths:
             lone = (query_paths or key_paths)[0]
-            which = "key" if query_paths else "query"
             raise ValueError(
                 f"Each query must have a key next to it, and each key a query, got"
-                f" '{lone}' with no {which} under '{name}'. query={query!r} matches"
-                f" {listed(queries)} and key={key!r} matches {listed(keys)}. Pass"
-                " patterns that match both."
+                f" '{lone}' with no {'key' if query_paths else 'query'} under"
+                f" '{name}'. query={query!r} matches {listed(queries)} and"
+                f" key={key!r} matches {listed(keys)}. Pass patterns that match both."
             )
         for side in (query_paths, key_paths):
             _check_one_layer(name or _ROOT, side, rank_of)

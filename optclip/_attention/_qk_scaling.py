@@ -74,8 +74,7 @@ def logits_of(
 def _checked_logits(layer: Layer, logits: Any) -> jax.Array:
     """Return the checked largest logits of a layer, in float32 or wider."""
     subject = f"`logits` at '{layer.name}'"
-    is_number = _validate.is_number(logits)
-    wanted = "an array of real numbers"
+    is_number, wanted = _validate.is_number(logits), "an array of real numbers"
     _validate.require(subject, logits, is_number, wanted, error=TypeError)
     x = jnp.asarray(_placement.on_device(logits))
     if x.shape != layer.logits:
@@ -112,8 +111,7 @@ def factors(
     """
     grouped = coefficient.reshape(*layer.logits[:-1], layer.groups, -1)
     least = jnp.min(grouped, -1, keepdims=True)
-    key_leaf = jnp.asarray(leaves[layer.key[0].number])
-    if apart := _axis_names.apart(least, key_leaf):
+    if apart := _axis_names.apart(least, jnp.asarray(leaves[layer.key[0].number])):
         if layer.groups > 1:
             raise ValueError(
                 f"The key heads of the layer '{layer.name}' must be split over the mesh"

@@ -207,10 +207,9 @@ def lay_out(
     """
     flat = _leaves.flatten(tree)
     are_clippable = flat.clippable()
-    names = ("mask", "norm_mask", "clip_mask")
     in_mask, in_norm_mask, in_clip_mask = (
         _prefix.spread_mask(name, mask, flat, are_clippable)
-        for name, mask in zip(names, masks, strict=True)
+        for name, mask in zip(("mask", "norm_mask", "clip_mask"), masks, strict=True)
     )
     if isinstance(scope, Groups):
         # A user's function of the tree must receive its leaves, not `Leaf` objects.

@@ -256,8 +256,7 @@ def states_in(opt_state: Any) -> list[Recorded]:
             read_field(opt_state, f) for f in ("skip_inner", "skip_norm", "skip_record")
         )
         states = states_in(inner)
-        around = (len(states),)
-        inside = [each._replace(skips=each.skips + around) for each in states]
+        inside = [each._replace(skips=(*each.skips, len(states))) for each in states]
         return [*inside, Recorded(_as(ClipState, norm), record, ())]
     if has_field(opt_state, "clip_record"):
         return [Recorded(_as(ClipState, opt_state), {}, ())]
@@ -364,10 +363,9 @@ def _rate(count: Any, step: jax.Array) -> jax.Array:
 
 def _records_of(tree: PyTree) -> list[tuple[str, CotangentRecord]]:
     """Return the records in a tree with their paths, `cotangent` for an empty path."""
-    pairs = jax.tree.leaves_with_path(tree, is_leaf=is_cotangent_record)
     return [
         (_leaves.path_str(path) or "cotangent", value)
-        for path, value in pairs
+        for path, value in jax.tree.leaves_with_path(tree, is_leaf=is_cotangent_record)
         if is_cotangent_record(value)
     ]
 

@@ -129,10 +129,10 @@ def suggest(
     quantiles = {q: float(np.quantile(finite, q)) for q in _QUANTILES}
     fraction = float(np.mean(finite > threshold))
     largest = float(np.max(every[np.isfinite(every)]))
-    nonfinite = len(considered) - len(finite)
     return Suggestion(
-        threshold, fraction, quantiles, len(finite), nonfinite, largest, skipped
-    )
+        threshold, fraction, quantiles, len(finite), len(considered) - len(finite),
+        largest, skipped,
+    )  # fmt: skip
 
 
 def _threshold(norms: np.ndarray, rate: float) -> float:
@@ -143,8 +143,11 @@ def _threshold(norms: np.ndarray, rate: float) -> float:
     # Equal norms, such as those logged in bfloat16, are all clipped or none. The next
     # smaller norm is the candidate that clips them.
     smaller = norms[norms < exact][-1:].tolist()
-    digits = range(2, _MOST_DIGITS + 1)
-    candidates = [_rounded_up(x, n) for n in digits for x in (exact, *smaller)]
+    candidates = [
+        _rounded_up(x, digits)
+        for digits in range(2, _MOST_DIGITS + 1)
+        for x in (exact, *smaller)
+    ]
     errors = [abs(float(np.mean(norms > x)) - rate) for x in candidates]
     for candidate, error in zip(candidates, errors, strict=True):
         if error <= _TOLERANCE * rate:

@@ -141,9 +141,8 @@ def _number(key: str, value: Any) -> float:
             "Pass the state or the metrics of one step, and of one member of an"
             " ensemble; optclip.plot plots many steps."
         )
-        subject = f"`opt_state` at {key!r}"
         raise TypeError(
-            _validate.must_be(subject, "a number", value, advice)
+            _validate.must_be(f"`opt_state` at {key!r}", "a number", value, advice)
         ) from error
 
 
@@ -161,8 +160,7 @@ def _phrases(fields: Fields) -> list[str]:
     up_to = "up to " if len(parts) > 1 and (rate or nonfinite) else ""
     if parts == [""]:
         # Of several norms, the record has the one that exceeds its threshold most.
-        words = ("norm", "threshold", "coefficient")
-        values = ((word, most(word)) for word in words)
+        values = ((word, most(word)) for word in ("norm", "threshold", "coefficient"))
         phrases = [f"{word} {value:.4g}" for word, value in values if value is not None]
         phrases[0] = f"{'most clipped ' if of_many else ''}{phrases[0]}"
     if of_many and fraction is not None:

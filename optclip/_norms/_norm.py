@@ -65,8 +65,7 @@ class Block:
         # A leaf that is scaled but not measured was not checked before.
         _check_layers(self, leaf)
         array = jnp.asarray(leaf.array)
-        layers = (self.stacked or 0) % leaf.ndim
-        return _placement.along(values, array, layers)
+        return _placement.along(values, array, (self.stacked or 0) % leaf.ndim)
 
 
 def _check_layers(block: Block, *more: Leaf) -> None:

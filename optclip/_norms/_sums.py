@@ -313,11 +313,10 @@ def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
         of_block = member.of_array(peak[member.block], leaf_peak)
         fraction = _numerics.fraction_of_peak(leaf_peak, of_block)
         relative.append(power * fraction**plan.ord)
-    totals = _combined(relative, plan.members, plan)
     # Where the peak is inf the fractions are NaN, but the norm is inf.
     norms = [
         select(p == jnp.inf, p, t ** (1 / plan.ord) * p)
-        for t, p in zip(totals, peak, strict=True)
+        for t, p in zip(_combined(relative, plan.members, plan), peak, strict=True)
     ]
     return Batched(norms, plan.declared)
 
@@ -457,8 +456,7 @@ def _in_parts(
     count = next(enough, counts[-1])
     if count == 1 or math.prod(x.shape[at + 1 :]) == 1:
         return None
-    shape = *x.shape[:at], count, length // count, *x.shape[at + 1 :]
-    return x.reshape(shape), at
+    return x.reshape((*x.shape[:at], count, length // count, *x.shape[at + 1 :])), at
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -48,8 +48,7 @@ class Groups(Scope):
     def _label_tree(self, tree: PyTree) -> PyTree:
         """Return the tree of labels; raise if a function returned none."""
         described = _checked(_prefix.described("groups", self.labels, tree))
-        labels = jax.tree.leaves(described)
-        is_missed = callable(self.labels) and not labels
+        is_missed = callable(self.labels) and not jax.tree.leaves(described)
         is_hidden = _prefix.has_masked_nodes(tree)
         if is_missed and not is_hidden and _leaves.flatten(tree).leaves:
             raise ValueError(

@@ -47,10 +47,8 @@ class Ema(OfPositive):
         early = self._common_limit(seen.norm) if self.warmup > 0 else None
 
         def limit(norm: jax.Array, average: jax.Array, step: jax.Array) -> jax.Array:
-            is_known = average < jnp.inf
-            late = select(is_known, as_like(ratio, average) * average, average)
-            warm = step >= self.warmup
-            return select(warm, late, early(norm)) if early else late
+            late = select(average < jnp.inf, as_like(ratio, average) * average, average)
+            return select(step >= self.warmup, late, early(norm)) if early else late
 
         thresholds = _batching.each(limit, seen.norm, *memory)
 
@@ -87,8 +85,7 @@ class Ema(OfPositive):
             weights = _running.debiased_weights(self.decay, step, new)
         else:
             weights = _running.weights(self.decay, new)
-        none = jnp.zeros_like(old)
-        mixed = _running.mean(*weights, select(is_first, none, old), new)
+        mixed = _running.mean(*weights, select(is_first, jnp.zeros_like(old), old), new)
         if self.start == "zero":
             return mixed
         if self.start == "first":

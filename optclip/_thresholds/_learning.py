@@ -396,8 +396,7 @@ def _any(flags: list[jax.Array]) -> jax.Array:
     """Return whether one of the flags is set, on any device."""
     is_set = _batching.Batched(flags).any().astype(jnp.float32)
     # All devices use the same flag, so that their memories stay equal.
-    largest = _collectives.reduced_over(lax.pmax, is_set)
-    return _xla.materialized(largest) > 0
+    return _xla.materialized(_collectives.reduced_over(lax.pmax, is_set)) > 0
 
 
 def as_array_of_memory(name: str, rule: Rule, value: Any) -> Any:

@@ -79,8 +79,7 @@ _RULES, _RECIPES = f"{_PACKAGE}._thresholds.", f"{_PACKAGE}._recipes."
 
 def as_named(threshold: ThresholdTree | Named) -> Named:
     """Return a threshold with its name, or the name of the general form."""
-    is_named = isinstance(threshold, Named)
-    return threshold if is_named else Named("threshold", threshold)
+    return threshold if isinstance(threshold, Named) else Named("threshold", threshold)
 
 
 def as_rules(
@@ -99,8 +98,7 @@ def as_rules(
             return value
         if value is None:
             return Constant(none)
-        is_known = callable(value) or _validate.is_number(value)
-        if _is_factory(value) or not is_known:
+        if _is_factory(value) or not (callable(value) or _validate.is_number(value)):
             raise TypeError(_validate.must_be(name, _WANTED, value, _advice(value)))
         if callable(value):
             return Schedule(value)

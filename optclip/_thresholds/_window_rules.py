@@ -101,9 +101,8 @@ def _interpolated(
 
     It lies the fraction `fraction` of the way from the index `low` to the next.
     """
-    is_filled = _is_known(ring, count)
     ordered = jnp.sort(
-        jnp.where(is_filled, ring, jnp.full_like(ring, jnp.inf)), axis=-1
+        jnp.where(_is_known(ring, count), ring, jnp.full_like(ring, jnp.inf)), axis=-1
     )
     places = _places(ring)
 
@@ -115,8 +114,7 @@ def _interpolated(
 
     a, b = at(low), at(jnp.minimum(low + 1, jnp.maximum(count - 1, 0)))
     # Without stored norms both are inf, and inf - inf would be NaN.
-    step = jnp.where(jnp.isfinite(a), b - a, jnp.zeros_like(a))
-    return a + step * fraction
+    return a + jnp.where(jnp.isfinite(a), b - a, jnp.zeros_like(a)) * fraction
 
 
 @dataclasses.dataclass(frozen=True)

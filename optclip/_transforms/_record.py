@@ -519,8 +519,7 @@ def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
 
 
 def _replaced(old: PyTree, new: PyTree) -> PyTree:
-    as_float32 = jax.tree.map(lambda x: x.astype(jnp.float32), new)
-    return _xla.in_place(as_float32, old)
+    return _xla.in_place(jax.tree.map(lambda x: x.astype(jnp.float32), new), old)
 
 
 def _of_blocks(entries: Entries, outcomes: Batched) -> list[ClipRecord]:
