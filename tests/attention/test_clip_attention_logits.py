@@ -130,8 +130,7 @@ def test_clip_bfloat16_weights_are_rounded_once():
 def test_clip_float64_weights_stay_accurate_in_float64():
     with jax.enable_x64(True):
         params = MODEL.params(np.float64)
-        logits = {"attn": LOGITS["attn"].astype(np.float64)}
-        out, _ = compiled(MODEL)(params, logits)
+        out, _ = compiled(MODEL)(params, {"attn": LOGITS["attn"].astype(np.float64)})
     wanted = gamma_of(MODEL)[..., None, None] * MODEL.logits(params)
     np.testing.assert_allclose(MODEL.logits(out), wanted, rtol=1e-11, atol=1e-12)
 
@@ -406,8 +405,7 @@ def test_update_follows_schedules_and_rules(max_logit, rows, coefficients):
 def test_tree_map_params_keeps_the_state(max_logit):
     tx = optclip.clip_attention_logits(max_logit, LAYERS)
     state = tx.init(PARAMS)
-    mapped = optax.tree_map_params(tx, lambda x: x + 1, state)
-    helpers.assert_identical(mapped, state)
+    helpers.assert_identical(optax.tree_map_params(tx, lambda x: x + 1, state), state)
 
 
 def test_update_in_wrappers_matches_unwrapped_update():

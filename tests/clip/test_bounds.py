@@ -71,8 +71,7 @@ def test_complex_values_are_clipped_by_modulus(run):
 
 
 def test_strict_complex_bound_is_never_exceeded():
-    rng = np.random.default_rng(0)
-    z = (rng.normal(size=(5000, 2)) @ [3, 3j]).astype(np.complex64)
+    z = (np.random.default_rng(0).normal(size=(5000, 2)) @ [3, 3j]).astype(np.complex64)
     clip = helpers.optimized_jit(
         lambda z: F.clip_by_value(z, lower=-1.0, upper=1.0, strict=True)
     )
@@ -93,8 +92,7 @@ def test_modulus_above_largest_float_has_infinite_norm(p):
 def test_limit_is_symmetric(limit):
     """For any negative of its type, and any rounding."""
     x = np.float32([-np.inf, -3.0, -1.0, 1.0, 3.0, np.inf])
-    clip = helpers.quick_jit(lambda x: F.clip_by_value(x, limit, strict=True))
-    clipped = clip(x)
+    clipped = helpers.quick_jit(lambda x: F.clip_by_value(x, limit, strict=True))(x)
     np.testing.assert_array_equal(clipped, -clipped[::-1])
     assert np.max(np.abs(np.float64(clipped))) <= float(limit)
     largest = min(float(limit), float(np.finfo(np.float32).max))

@@ -132,8 +132,7 @@ def test_clipped_sum_response_equals_formula(response):
     first, zero, infinite = ({key: x[i] for key, x in found.items()} for i in range(3))
     assert_close(first, expected("leaf", response))
     times = BOUND if response == "unit" else 1
-    k = coefficients("leaf", response)["w"]
-    assert_close(info.coefficients["w"][0], times * k)
+    assert_close(info.coefficients["w"][0], times * coefficients("leaf", response)["w"])
     assert not any(x.any() for x in zero.values())
     # In units of an infinite threshold, the sum is 0.
     share = 0 if response == "unit" else 1
@@ -337,8 +336,7 @@ def test_clipped_grad_takes_arguments_anywhere_and_keeps_aux_per_example(method)
     ],
 )  # fmt: skip
 def test_clipped_grad_nonfinite_example_follows_policy(method, policy, adds):
-    f = clipped_grad(linear, 3.0, nonfinite=policy, method=method)
-    run = quick_jit(f)
+    run = quick_jit(clipped_grad(linear, 3.0, nonfinite=policy, method=method))
     for bad in (np.nan, np.inf, -np.inf):
         batch = np.array([[bad, 1.0], [0.0, 2.0]], np.float32)
         found, info = run(np.ones(2, np.float32), batch)

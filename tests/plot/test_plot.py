@@ -127,8 +127,7 @@ def test_history_may_be_steps_stacked_or_a_file(history, tmp_path):
 
 def test_saved_history_keeps_other_numbers(history, tmp_path):
     """The log also has text, arrays, and a number of one step."""
-    count = len(history)
-    losses = [np.float32(1.5), np.float32(np.inf), *range(2, count)]
+    losses = [np.float32(1.5), np.float32(np.inf), *range(2, len(history))]
     more = [{"loss": x, "name": "a", "all": [[1], [2, 3]]} for x in losses]
     more[1]["eval"] = 7
     steps = [h | x for h, x in zip(history, more, strict=True)]
@@ -176,8 +175,7 @@ def test_rate_of_many_norms_equals_rate_of_metrics():
     tree = {"a": np.float32([0.5]), "b": np.zeros(1, np.float32)}
     _, state = tx.update(tree, tx.init(tree))
     found = optclip.metrics(state)
-    drawn = lines(plot.rate([found]))
-    assert drawn["so far"][-1] == found["clip/rate"] == 1
+    assert lines(plot.rate([found]))["so far"][-1] == found["clip/rate"] == 1
 
 
 def test_distribution_has_each_finite_norm_once(history):
@@ -213,8 +211,7 @@ def test_heatmap_colors_exclude_norms_of_rounding_noise():
     """A norm that was large in another step counts, as before a layer is frozen."""
     decay = np.geomspace(1e3, 1e-5, 9)
     kernels = {"clip/norm/k": decay, "clip/norm/q": 2e-6 * decay}
-    noise = {"clip/norm/key_bias": 1e-9 * decay}
-    image = plot.heatmap(kernels | noise).images[0]
+    image = plot.heatmap(kernels | {"clip/norm/key_bias": 1e-9 * decay}).images[0]
     np.testing.assert_allclose(image.get_clim(), [2e-11, 1e3])
     assert image.colorbar.extend == "min"
     assert plot.heatmap(kernels).images[0].get_clim() == image.get_clim()
@@ -223,8 +220,7 @@ def test_heatmap_colors_exclude_norms_of_rounding_noise():
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.distribution])
 def test_plot_of_several_clips_without_name_raises(draw):
     groups = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
-    whole = optclip.clip_by_global_norm(1.0, name="all")
-    found = recorded(optax.chain(groups, whole))
+    found = recorded(optax.chain(groups, optclip.clip_by_global_norm(1.0, name="all")))
     _, ax = plt.subplots()
     assert draw(found, clip="all", ax=ax) is ax
     assert ax.get_title() == "all"
@@ -287,9 +283,8 @@ LOGGED = {
 def spiky(logged, spike):
     """Return a history of two leaves with a spike at one of the logged steps."""
     norms = np.where(logged == spike, 50.0, 1.0)
-    found = history_of(norms, 2.0, np.minimum(1, 2.0 / norms))
     return {
-        **found,
+        **history_of(norms, 2.0, np.minimum(1, 2.0 / norms)),
         **{f"watch/norm/{leaf}": norms for leaf in "ab"},
         "clip/steps": logged + 1.0,
         "watch/steps": logged + 1.0,
@@ -317,8 +312,7 @@ def test_plot_draws_spike_at_its_step(draw, kind):
     options = {"window": 1} if draw is plot.rate else {}
     options["clip"] = "watch" if draw is plot.heatmap else "clip"
     for spike in logged[[5, len(logged) // 3, -1]]:
-        found = spiky(logged, spike)
-        ax = draw(found, **options)
+        ax = draw(spiky(logged, spike), **options)
         low, high = spikes_in(ax)
         assert low <= spike <= high
         # Of more than 200 steps a column of a heatmap shows several.
@@ -343,8 +337,7 @@ def test_plot_of_recorded_run_counts_steps_from_zero():
     }
     for name, each in steps.items():
         for found, at in zip((logged, late, every), each, strict=True):
-            line = plot.norms(found, clip=name).lines[0]
-            assert list(line.get_xdata()) == list(at)
+            assert list(plot.norms(found, clip=name).lines[0].get_xdata()) == list(at)
 
 
 def test_plot_of_dropped_state_is_over_records():

@@ -149,8 +149,7 @@ def test_injected_hyperparameter_gives_same_updates(name):
     parameters = inspect.signature(factory).parameters.values()
     statics = [p.name for p in parameters if isinstance(p.default, int)]
     injected = optax.inject_hyperparams(factory, static_args=statics)(**{key: value})
-    state = jax.eval_shape(injected.init, PARAMS)
-    assert key in state.hyperparams
+    assert key in jax.eval_shape(injected.init, PARAMS).hyperparams
 
     def stack(rows):
         return jax.tree.map(lambda *row: np.stack(row), *rows)
@@ -162,8 +161,7 @@ def test_injected_hyperparameter_gives_same_updates(name):
         jax.eval_shape(run, (rows, params, {"value": value}))
         return
     out, _ = jax.device_get(run((rows, params, {"value": value})))
-    expected = stack(over_steps(name)[0])
-    chex.assert_trees_all_close(out, expected, rtol=1e-4, atol=1e-7)
+    chex.assert_trees_all_close(out, stack(over_steps(name)[0]), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,7 @@ def test_layers_on_a_mesh_equal_numpy(mode, split):
         places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         tree = jax.device_put(tree, places)
     found, recorded = helpers.quick_jit(step)(tree)
-    expected = stacked([oracles.by_tree(x, 2.0) for x in layers()])
-    helpers.assert_close(found, expected)
+    helpers.assert_close(found, stacked([oracles.by_tree(x, 2.0) for x in layers()]))
     for i, layer in enumerate(layers()):
         norm = oracles.tree_norm(layer)
         parts = {k: recorded[f"clip/{k}/net/layers/{i}"] for k in ("norm", "clipped")}

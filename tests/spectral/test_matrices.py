@@ -50,8 +50,7 @@ def test_matrix_axes_select_matrices(kind, axes):
 @of_each
 def test_matrix_of_largest_numbers_is_clipped(kind):
     """Their unit has an inverse that XLA on CPU would flush to zero."""
-    x = np.float32([[3e38, 0.0], [0.0, 1e37]])
-    found = compiled(kind)(x, np.float32(1e37))
+    found = compiled(kind)(np.float32([[3e38, 0.0], [0.0, 1e37]]), np.float32(1e37))
     expected = [1e37, 1e37 / 30 if kind == "spectral norm" else 1e37]
     np.testing.assert_allclose(np.diag(found), expected, rtol=1e-5)
     assert not np.any(found[::-1].diagonal())
@@ -78,8 +77,7 @@ def test_vectors_are_bit_identical_to_norm_clipping(kind):
 
 
 def test_empty_matrices_are_unchanged_and_have_norm_zero():
-    shapes = (0,), (0, 3), (3, 0), (0, 0)
-    tree = [np.ones(shape, np.float32) for shape in shapes]
+    tree = [np.ones(shape, np.float32) for shape in ((0,), (0, 3), (3, 0), (0, 0))]
     stacks = [np.ones(shape, np.float32) for shape in ((2, 0, 3), (0, 3, 4))]
     for kind in SCOPES:
         helpers.assert_identical(compiled(kind)(tree + stacks, 1.0), tree + stacks)

@@ -105,8 +105,7 @@ class MeanAndSteps:
 def test_shared_memory_of_user_rule_changes_if_any_norm_teaches():
     steps = {"a": np.float32([[4], [0], [6], [2]]), "b": np.float32([[8], [4]] * 2)}
     steps["b"][1:3] = [[np.nan], [np.inf]]
-    tx = optclip.clip_by_norm(MeanAndSteps())
-    _, states = over_steps(tx, steps)
+    _, states = over_steps(optclip.clip_by_norm(MeanAndSteps()), steps)
     ((memory,),) = helpers.memories(states)
     means, taught = (jax.tree.leaves(memory[key])[0] for key in ("mean", "steps"))
     np.testing.assert_array_equal(means[-1], [3.0, 4.0])

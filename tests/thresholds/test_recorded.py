@@ -49,9 +49,8 @@ def test_recorded_threshold_is_what_the_rule_returned(name, monkeypatch):
         state = tx.init(TREE)
         for step in STEPS:
             _, state = tx.update(step, state, TREE)
-            metrics = optclip.metrics(state)
             recorded = np.array(
-                [x for key, x in metrics.items() if "/threshold" in key]
+                [x for key, x in optclip.metrics(state).items() if "/threshold" in key]
             )
             near = np.isclose(recorded[:, None], returned, rtol=1e-6)
             assert near.any(axis=1).all(), (options, recorded, returned)
@@ -59,8 +58,7 @@ def test_recorded_threshold_is_what_the_rule_returned(name, monkeypatch):
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_recorded_threshold_of_loss_in_warm_up_is_infinite(loss):
-    rule = optclip.thresholds.mean_plus_std(6.0)
-    tx = optclip.skip(optax.sgd(1.0), max_loss=rule)
+    tx = optclip.skip(optax.sgd(1.0), max_loss=optclip.thresholds.mean_plus_std(6.0))
     _, state = tx.update(TREE, tx.init(TREE), value=jnp.float32(loss))
     metrics = optclip.metrics(state)
     assert metrics["skip/loss_threshold"] == math.inf

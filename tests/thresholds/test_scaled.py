@@ -95,16 +95,14 @@ QUANTILES = {"median": 0.5, 0.9: 0.9, 0: 0, 1.0: 1, 0.31: 0.31}
 )
 def test_statistic_of_elements_follows_numpy(reduce):
     """Also with ties, a single element, sizes that differ, and no element."""
-    rng = np.random.default_rng(3)
     tree = {
         "ties": np.float32([2, -2, 2, 0, 0, 1]),
         "one": np.float32([-3]),
-        "many": rng.normal(size=(7, 11)).astype(np.float32),
+        "many": np.random.default_rng(3).normal(size=(7, 11)).astype(np.float32),
         "tiny": np.float32([1e-38, 3e38, -1e20]),
         "none": np.zeros((0, 2), np.float32),
     }
-    rule = T.of(reduce, T.current())
-    tx = optclip.clip_by(rule, over="element", record="leaves")
+    tx = optclip.clip_by(T.of(reduce, T.current()), over="element", record="leaves")
     clipped, _ = helpers.quick_jit(tx.update)(tree, tx.init(tree))
 
     def expected(x):
@@ -141,8 +139,7 @@ def test_rule_of_statistic_learns_one_norm_per_leaf():
 def test_leaf_with_nonfinite_norm_does_not_teach_statistic():
     tx = optclip.clip_by(T.of("max", T.quantile(0.5, 4)), over=optclip.axes(0))
     rows = np.float32([[[1, 2]], [[np.nan, 9]], [[1, 2]]])
-    tree = {"a": rows, "b": np.abs(np.nan_to_num(rows))}
-    _, states = over_steps(tx, tree)
+    _, states = over_steps(tx, {"a": rows, "b": np.abs(np.nan_to_num(rows))})
     known = jax.tree.leaves(states.clip_memory)[-1]
     np.testing.assert_array_equal(known, [[1, 1], [1, 2], [2, 3]])
 
@@ -190,8 +187,7 @@ def test_statistic_of_elements_on_unknown_axes_is_rejected():
 
 
 def test_logarithmic_mean_plus_std_follows_float64():
-    rule = T.mean_plus_std(1.0, 8, warmup=4, log=True)
-    limits, clipped, _ = limits_of(rule)
+    limits, clipped, _ = limits_of(T.mean_plus_std(1.0, 8, warmup=4, log=True))
     ring = []
     for norm, limit in zip(NORMS, limits, strict=True):
         logs = np.log(ring[-8:]) if len(ring) >= 4 else None

@@ -42,8 +42,7 @@ def test_record_counts_clipped_and_nonfinite_steps(policy):
 def test_record_of_more_elements_than_int32_counts_is_traced():
     tree = {key: jax.ShapeDtypeStruct((2**30,), jnp.bfloat16) for key in "abc"}
     for tx in (optclip.clip_by_value(1.0), optclip.clip_by_norm(1.0, axis=())):
-        state = jax.eval_shape(tx.init, tree)
-        out, _ = jax.eval_shape(tx.update, tree, state, tree)
+        out, _ = jax.eval_shape(tx.update, tree, jax.eval_shape(tx.init, tree), tree)
         helpers.assert_same_types(out, tree)
 
 
@@ -78,8 +77,7 @@ def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis):
     rng = np.random.default_rng(0)
     tree = [np.float32(rng.normal(size=shape)) for shape in shapes]
     make = optclip.clip_by_value if not axis else optclip.clip_by_norm
-    tx = make(1.5, **({"axis": axis} if axis else {}))
-    found = after(tx, tree)
+    found = after(make(1.5, **({"axis": axis} if axis else {})), tree)
     for key, value in oracle(tree, axis, 1.5).items():
         np.testing.assert_allclose(found[key], value, rtol=1e-5)
 
@@ -104,8 +102,7 @@ def test_record_of_bounds_of_whole_leaves_has_the_most_exceeded(bounds, bad):
     if bad is not None:
         tree[2][70_000, 1] = bad
     lower, upper = bounds
-    symmetric = lower == -upper
-    limits = {"limit": upper} if symmetric else {"lower": lower, "upper": upper}
+    limits = {"limit": upper} if lower == -upper else {"lower": lower, "upper": upper}
     found = after(optclip.clip_by_value(**limits), tree)
     x = np.concatenate([leaf.ravel() for leaf in tree]).astype(np.float64)
     size, bound = np.abs(x), np.abs(np.where(x < 0, lower, upper))
