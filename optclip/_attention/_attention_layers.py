@@ -196,8 +196,10 @@ def _place(
                 " optclip.Heads."
             )
         axes, layers = (stack, *axes), shape[stack]
-    is_flat = heads.head_dim is not None
-    return Place(path, number, len(shape), axes, num_heads, features, layers, is_flat)
+    return Place(
+        path, number, len(shape), axes, num_heads, features, layers,
+        is_flat=heads.head_dim is not None,
+    )  # fmt: skip
 
 
 def _axis_of(name: str, axis: int, path: str, shape: tuple[int, ...]) -> int:

@@ -153,9 +153,10 @@ def _by_head(
             "...tgrd,...sgd->...grts", part, seen,
             precision=precision, preferred_element_type=dtype,
         ) * jnp.asarray(scale, dtype)  # fmt: skip
-        reach = seen.shape[-3]
         attended = (
-            _before(start, block, reach) if is_causal else _rows(mask, start, block)
+            _before(start, block, seen.shape[-3])
+            if is_causal
+            else _rows(mask, start, block)
         )
         if attended is not None:
             *lead, mask_heads, rows, columns = attended.shape

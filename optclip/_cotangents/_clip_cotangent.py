@@ -123,8 +123,9 @@ def clip_cotangent(
     clip = dataclasses.replace(clip, axis_name=chosen.axis_names(axis_name))
     out, passed_on = tree, probe
     if any(chosen.are_chosen):
-        backward = CotangentClip(clip, reference)
-        arrays, passed_on = passed(backward, chosen.arrays, thresholds, probe)
+        arrays, passed_on = passed(
+            CotangentClip(clip, reference), chosen.arrays, thresholds, probe
+        )
         out = chosen.rebuild(arrays)
     return out if probe is None else (out, passed_on)
 

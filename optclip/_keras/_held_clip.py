@@ -172,8 +172,9 @@ def check_clip(
     for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)):
         if isinstance(part, kinds):
             wanted, advice = _WRONG[type(part)]
-            got = type(part).__name__
-            raise ValueError(f"`clip` must be {wanted}, got {got}. {advice}")
+            raise ValueError(
+                f"`clip` must be {wanted}, got {type(part).__name__}. {advice}"
+            )
     if _negates(clip, state, params):
         raise ValueError(
             "`clip` must be a transformation that does not negate the gradients, got"

@@ -91,8 +91,9 @@ def response_of(response: Any) -> BaseResponse:
     """Return the validated response of a `response` argument, limited to `c / n`."""
     how = without_schedules(response, "Per-example clipping counts no steps", _BY_NAME)
     wanted = "a response that depends on a single norm"
-    advice = "Pass 'hard'."
-    _validate.require("response", response, not how.compares_norms, wanted, advice)
+    _validate.require(
+        "response", response, not how.compares_norms, wanted, "Pass 'hard'."
+    )
     return how if type(how) is Hard else _Capped(how)
 
 

@@ -63,8 +63,9 @@ def olmo_skip(
     _validate.plain("sigma", sigma)
     _validate.flag("use_loss", use_loss)
     window = _validate.length("window", window)
-    least = max(2, window // 2) - 1
-    rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
+    rule = thresholds.mean_plus_std(
+        sigma, window, warmup=max(2, window // 2) - 1, ddof=1
+    )
     all_options: dict[str, Any] = {"learn_skipped": True, "max_consecutive": math.inf}
     return build(
         skip, all_options | unwrapped(options), adam_if_none(inner),

@@ -24,8 +24,9 @@ def transformation(
     """Return `value` as a transformation with extra arguments, or raise."""
     if hasattr(value, "gradient_transformation"):  # optax.MultiSteps
         advice = "Pass its .gradient_transformation()."
-    wanted = "an optax transformation"
-    _validate.kind(name, value, optax.GradientTransformation, wanted, advice)
+    _validate.kind(
+        name, value, optax.GradientTransformation, "an optax transformation", advice
+    )
     return optax.with_extra_args_support(value)
 
 
