@@ -224,10 +224,7 @@ def _has_loss(run: _Run) -> np.ndarray:
         if "loss" in fields:
             # A `skip` that has a limit for the loss reads it in each step.
             return has_loss | (np.isnan(only(fields, "loss")) & run.is_run[name])
-    # A loss in each row until it ends is not one that some rows have.
-    ends = spans(~has_loss)
-    is_end = len(ends) == 1 and ends[0][1] == len(has_loss) > ends[0][0] + _RETRIES
-    return has_loss | (is_end and ends[0][0] >= _STALLED)
+    return has_loss
 
 
 def _not_finite_of(
@@ -247,10 +244,7 @@ def _not_finite_of(
     is_since = bool(rows[-1]) and 2 * (end - first) >= rows.sum()
     is_all = is_since and first == 0 and count[0] >= steps[0] > 0
     row = first if is_since else int(np.argmax(rows))
-    is_sure = fields or any("loss" in x for x in run.names.values())
-    is_sure = is_sure or np.isinf(run.loss).any()
-    text = f"{name}: {'not finite' if is_sure else 'NaN or missing'}"
-    text += f" in {number:.0f} of {of:.0f} steps" if of else ""
+    text = f"{name}: not finite{f' in {number:.0f} of {of:.0f} steps' if of else ''}"
     if run.is_state and not is_all:
         text += ", also in the last one" if of and is_since else ""
     else:

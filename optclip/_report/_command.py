@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from ._entries import STANDARD_INPUT, LogError, printable, read
+from ._entries import LogError, printable, read
 from ._log import log_of
 from ._page import page_of, require_matplotlib
 from ._report import json_of, report_of, text_of
 
-_OUTPUT = "standard output"
 _DESCRIPTION = """\
 Print what a log of gradient norms says: a summary, what stands out, and a threshold
 that clips a fraction of the steps.
@@ -37,13 +37,15 @@ def main(arguments: Sequence[str], version: str) -> int:
     except (LogError, ImportError) as error:
         return _failed(str(error))
     except OSError as error:
-        if error.filename == _OUTPUT:
-            # Python flushes it again when it exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.filename is None:
+            # Python flushes the output, which may be no file, again when it exits.
+            with contextlib.suppress(io.UnsupportedOperation):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             # The reader, such as head, has ended.
             return 1
-        name = printable(str(error.filename or STANDARD_INPUT))
+        # Only the error of a full disk has no name.
+        name = printable(str(error.filename or "the output"))
         return _failed(f"{name}: {error.strerror}.")
     return 0
 
@@ -56,18 +58,7 @@ def _failed(message: str) -> int:
 def _print(text: str) -> None:
     """Print text, with escapes for characters that the terminal does not have."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    with _naming(_OUTPUT):
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-
-
-@contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Name the file in the error of a full disk, which does not."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = path
-        raise
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def _report(options: argparse.Namespace, version: str) -> None:
@@ -80,9 +71,7 @@ def _report(options: argparse.Namespace, version: str) -> None:
     log = log_of(entries, options.norm, options.loss)
     report = report_of(entries.path, log, options.rate, options.skip_first)
     if page:
-        text = page_of(report, version)
-        with _naming(page):
-            Path(page).write_text(text, encoding="utf-8")
+        Path(page).write_text(page_of(report, version), encoding="utf-8")
     _print(json_of(report, version) if options.json else text_of(report))
     if page:
         print(f"wrote {page}", file=sys.stderr)

@@ -19,7 +19,6 @@ _HELP = (
     "Pass JSON lines, printed dicts, CSV with a header of different names, one number"
     " per line, a JSON array, or a trainer_state.json."
 )
-STANDARD_INPUT = "standard input"
 # NaN is a number and a norm. No float holds a larger count.
 _RANGES = {
     "number": (-np.inf, np.inf), "norm": (0, np.inf), "count": (-(2**53), 2**53)
@@ -116,7 +115,7 @@ def read(path: str) -> Entries:
       LogError: It is empty or damaged, or has no known format.
       OSError: There is no such file, or it cannot be read.
     """
-    name = STANDARD_INPUT if path == "-" else printable(path)
+    name = "standard input" if path == "-" else printable(path)
     text = _text(path)
     if not text.strip():
         raise LogError(f"{name} is empty or damaged. {_HELP}")

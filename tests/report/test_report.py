@@ -433,11 +433,11 @@ def test_closed_pipe_ends_quietly(command, log, monkeypatch):
 
 def test_full_disk_ends_with_one_line(command, log, monkeypatch):
     code, _, err = command("report", log(TEXT), "--html", "/dev/full")
-    assert (code, err) == (2, "error: /dev/full: No space left on device.\n")
+    assert (code, err) == (2, "error: the output: No space left on device.\n")
     with open("/dev/full", "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         code, _, err = command("report", log(TEXT))
-    assert (code, err) == (2, "error: standard output: No space left on device.\n")
+    assert (code, err) == (2, "error: the output: No space left on device.\n")
 
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdin", "/dev/fd/{}"])
