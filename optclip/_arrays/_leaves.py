@@ -74,8 +74,11 @@ def check_format(path: KeyPath, leaf: LeafLike) -> None:
     advice = "Convert it with BCOO.fromdense(matrix.todense(), nse=matrix.nse)."
     if hasattr(leaf, "to_bcoo"):
         advice = "Convert it with its .to_bcoo()."
-    wanted = "a dense array or a BCOO matrix"
-    raise TypeError(_validate.must_be(named(path, "The"), wanted, leaf, advice))
+    raise TypeError(
+        _validate.must_be(
+            named(path, "The"), "a dense array or a BCOO matrix", leaf, advice
+        )
+    )
 
 
 def flatten(tree: PyTree) -> Flat:
@@ -156,8 +159,9 @@ def flatten_dense(tree: PyTree, reason: str) -> Flat:
 def check_is_ours(path: KeyPath, leaf: LeafLike) -> None:
     """Raise if a leaf is a tensor of another library."""
     if _validate.is_foreign(leaf):
-        wanted = "a JAX or NumPy array"
-        raise TypeError(_validate.must_be(named(path, "The"), wanted, leaf))
+        raise TypeError(
+            _validate.must_be(named(path, "The"), "a JAX or NumPy array", leaf)
+        )
 
 
 def is_clippable(path: KeyPath, leaf: LeafLike) -> bool:

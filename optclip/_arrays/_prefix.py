@@ -295,5 +295,9 @@ def lacks_leaf(name: str, path: KeyPath, value: PyTree) -> str:
     """Return the error message for an argument that lacks a leaf of the updates."""
     wanted = f"a tree with {_leaves.named(path)}, which the updates have"
     wanted = wanted if path else "one array, as the updates are"
-    advice = "Pass the tree that was differentiated, such as variables['params']."
-    return _validate.must_be(name, wanted, value, advice)
+    return _validate.must_be(
+        name,
+        wanted,
+        value,
+        "Pass the tree that was differentiated, such as variables['params'].",
+    )

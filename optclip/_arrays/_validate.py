@@ -81,8 +81,14 @@ def kind(subject: str, value: Any, kinds: Any, wanted: str, advice: str = "") ->
 
 def outside_jit(subject: str, value: Any, advice: str = "") -> None:
     """Raise if `value` is traced."""
-    wanted = "concrete, outside jax.jit"
-    require(subject, value, not isinstance(value, Tracer), wanted, advice, TypeError)
+    require(
+        subject,
+        value,
+        not isinstance(value, Tracer),
+        "concrete, outside jax.jit",
+        advice,
+        TypeError,
+    )
 
 
 def threshold_given(name: str, threshold: Any) -> None:
@@ -98,9 +104,13 @@ def threshold_given(name: str, threshold: Any) -> None:
 
 def params_given(params: PyTree, why: str, more: str = "") -> None:
     """Raise if `update` lacks the parameters; `more` are further arguments of it."""
-    wanted = f"the parameters, {why}"
-    advice = f"Pass them: tx.update(updates, state, params{more})."
-    require("params", params, params is not None, wanted, advice)
+    require(
+        "params",
+        params,
+        params is not None,
+        f"the parameters, {why}",
+        f"Pass them: tx.update(updates, state, params{more}).",
+    )
 
 
 def concrete(value: Any) -> np.ndarray | None:
@@ -128,8 +138,13 @@ def is_beyond_floats(value: Any) -> bool:
 
 def forgets(name: str, decay: Any) -> None:
     """Raise if an average that starts at 0 would stay there."""
-    advice = "At 1 the average would stay at 0, which clips everything to zero."
-    require(name, decay, concrete(decay) != 1, "below 1", advice)
+    require(
+        name,
+        decay,
+        concrete(decay) != 1,
+        "below 1",
+        "At 1 the average would stay at 0, which clips everything to zero.",
+    )
 
 
 def is_number(value: Any) -> bool:

@@ -66,10 +66,12 @@ class Heads:
             layout["stacked"] = _axis("stacked", self.stacked)
         if self.head_dim is not None:
             layout["head_dim"] = _validate.length("head_dim", self.head_dim)
-            wanted = f"less than `head_dim`, {self.head_dim}"
-            advice = "Rotary entries are a part of each head."
             _validate.require(
-                "rope", self.rope, self.rope < self.head_dim, wanted, advice
+                "rope",
+                self.rope,
+                self.rope < self.head_dim,
+                f"less than `head_dim`, {self.head_dim}",
+                "Rotary entries are a part of each head.",
             )
         for name, value in layout.items():
             object.__setattr__(self, name, value)
@@ -219,9 +221,12 @@ def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:
             else pattern in path.split("/")
         )
     ]
-    advice = f"The paths are {listed(paths)}."
     _validate.require(
-        name, pattern, bool(matching), f"{wanted}, that matches a leaf", advice
+        name,
+        pattern,
+        bool(matching),
+        f"{wanted}, that matches a leaf",
+        f"The paths are {listed(paths)}.",
     )
     return matching
 

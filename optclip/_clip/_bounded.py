@@ -190,8 +190,11 @@ def _at(
     if bound.ndim == 0:
         # The array is built from the leaf, so it is split over devices like the leaf.
         return jnp.zeros_like(x) + bound
-    advice = (
-        "Pass a number, an array that broadcasts, or a tree with one for each leaf."
+    _validate.broadcasts(
+        which,
+        bound.shape,
+        x.shape,
+        name,
+        "Pass a number, an array that broadcasts, or a tree with one for each leaf.",
     )
-    _validate.broadcasts(which, bound.shape, x.shape, name, advice)
     return _placement.placed_as(jnp.broadcast_to(bound, x.shape), x)

@@ -125,10 +125,12 @@ def clip_of(
         has_eps = known is None or np.any(known != 0)
         action = _scale.SCALE if has_eps else MOVE
     clip = Clip(scope, norm, response, action, eps, **options)
-    wanted = "False for norms that are not entrywise, such as spectral norms"
-    advice = "Elements are rounded one by one, which can increase such a norm."
     _validate.require(
-        "strict", clip.strict, norm.is_entrywise or not clip.strict, wanted, advice
+        "strict",
+        clip.strict,
+        norm.is_entrywise or not clip.strict,
+        "False for norms that are not entrywise, such as spectral norms",
+        "Elements are rounded one by one, which can increase such a norm.",
     )
     return clip
 

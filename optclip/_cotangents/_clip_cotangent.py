@@ -138,10 +138,12 @@ def _clip(
     nonfinite: Nonfinite,
 ) -> Clip:
     how = without_schedules(response, "clip_cotangent counts no steps")
-    wanted = "an int or a tuple with `relative`, which compares norms within a leaf"
-    advice = "Pass axis=-1, or axis=() for elements."
     _validate.require(
-        "axis", axis, axis is not None or relative is None, wanted, advice
+        "axis",
+        axis,
+        axis is not None or relative is None,
+        "an int or a tuple with `relative`, which compares norms within a leaf",
+        "Pass axis=-1, or axis=() for elements.",
     )
     if axis is None:
         scope = LEAF
@@ -151,10 +153,13 @@ def _clip(
 
 
 def _check_threshold(tree: PyTree, max_norm: Any) -> None:
-    wanted = "a number, an array, or a tree of these"
-    advice = "clip_cotangent counts no steps; pass schedule(step)."
     _validate.require(
-        "max_norm", max_norm, not callable(max_norm), wanted, advice, TypeError
+        "max_norm",
+        max_norm,
+        not callable(max_norm),
+        "a number, an array, or a tree of these",
+        "clip_cotangent counts no steps; pass schedule(step).",
+        TypeError,
     )
     raise_if_exchanged("max_norm", tree, max_norm)
     _validate.threshold_given("max_norm", max_norm)
@@ -174,12 +179,21 @@ def _check_leaves(chosen: Chosen, axis: Any) -> None:
 
 
 def _check_probe(probe: Any) -> None:
-    wanted = "a record from optclip.cotangent_probe(), or None"
-    _validate.kind("probe", probe, (CotangentRecord, type(None)), wanted)
+    _validate.kind(
+        "probe",
+        probe,
+        (CotangentRecord, type(None)),
+        "a record from optclip.cotangent_probe(), or None",
+    )
     shapes = [jnp.shape(x) for x in jax.tree.leaves(probe)]
     are_scalars = probe is None or shapes == [()] * 6
-    advice = "Pass a cotangent_probe(steps) through the xs of jax.lax.scan."
-    _validate.require("probe", probe, are_scalars, "a record of scalars", advice)
+    _validate.require(
+        "probe",
+        probe,
+        are_scalars,
+        "a record of scalars",
+        "Pass a cotangent_probe(steps) through the xs of jax.lax.scan.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,8 +73,11 @@ def passed_norm(norm: Number | None, *, strict: bool) -> Batched | None:
             "strict=True cannot be combined with use_norm=, since the rounding error"
             " of the passed norm is unknown. Remove one of them."
         )
-    wanted = "a real scalar of at least 0, the norm of the tree, or None to compute it"
-    _validate.passed_norm("use_norm", norm, wanted)
+    _validate.passed_norm(
+        "use_norm",
+        norm,
+        "a real scalar of at least 0, the norm of the tree, or None to compute it",
+    )
     return Batched([flush_small(as_array(norm))])
 
 
@@ -153,9 +156,13 @@ def clip_by(
     """
     how = without_schedules(response, _STEPLESS)
     measurement = as_norm(norm)
-    advice = "A pure function cannot keep the power-iteration vector between steps."
-    wanted = "a norm with method='exact'"
-    _validate.require("norm", norm, not measurement.remembers, wanted, advice)
+    _validate.require(
+        "norm",
+        norm,
+        not measurement.remembers,
+        "a norm with method='exact'",
+        "A pure function cannot keep the power-iteration vector between steps.",
+    )
     scope = declaring(as_scope(over), as_named(threshold).value)
     clip = clip_of(
         scope, measurement, how, eps=eps, strict=strict,

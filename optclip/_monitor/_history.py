@@ -109,9 +109,14 @@ def _history_in(opt_state: PyTree) -> Any:
     if len(states) == 1:
         return states[0][1]
     if not states:
-        advice = "Wrap the optimizer: optclip.with_history(tx, steps=1000)."
-        wanted = "the state of an optimizer in with_history"
-        raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
+        raise ValueError(
+            _validate.must_be(
+                "opt_state",
+                "the state of an optimizer in with_history",
+                opt_state,
+                "Wrap the optimizer: optclip.with_history(tx, steps=1000).",
+            )
+        )
     names = [_leaves.path_str(path) for path, _ in states]
     raise ValueError(
         f"`opt_state` must have one history, got {len(states)}, at {names}. Pass the"

@@ -239,8 +239,7 @@ def _numbers(place: str, x: Any) -> np.ndarray:
     try:
         array = np.atleast_1d(np.asarray(numbers, float))
     except (TypeError, ValueError) as error:
-        wanted = "numbers, one per step"
-        raise TypeError(_validate.must_be(place, wanted, x)) from error
+        raise TypeError(_validate.must_be(place, "numbers, one per step", x)) from error
     if array.ndim > 1:
         raise ValueError(
             f"{place} must be one number per step, got an array of shape"
@@ -298,8 +297,14 @@ def chosen(what: str, name: str | None, names: list[str], run: str = "history") 
         raise ValueError(
             f"`{run}` has no {missing}. Pass the dicts that optclip.metrics returned."
         )
-    advice = f"Pass one of them, such as {what}={names[0]!r}."
-    raise ValueError(_validate.must_be(what, f"one of {names}", name, advice))
+    raise ValueError(
+        _validate.must_be(
+            what,
+            f"one of {names}",
+            name,
+            f"Pass one of them, such as {what}={names[0]!r}.",
+        )
+    )
 
 
 def outer_skip(names: Mapping[str, Fields], among: Iterable[str]) -> str | None:

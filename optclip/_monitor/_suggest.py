@@ -165,9 +165,14 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
     try:
         array = np.asarray(entries, np.float64).ravel()
     except (TypeError, ValueError) as error:
-        wanted = "an array of numbers, one per step, or the dicts of optclip.metrics"
-        advice = 'Pass metrics(state)["clip/norm"] of each step.'
-        raise TypeError(_validate.must_be("norms", wanted, norms, advice)) from error
+        raise TypeError(
+            _validate.must_be(
+                "norms",
+                "an array of numbers, one per step, or the dicts of optclip.metrics",
+                norms,
+                'Pass metrics(state)["clip/norm"] of each step.',
+            )
+        ) from error
     if np.any(array < 0):
         raise ValueError(
             _validate.must_be("norms", "at least 0", float(np.nanmin(array)))

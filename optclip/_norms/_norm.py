@@ -72,8 +72,13 @@ def _check_layers(block: Block, *more: Leaf) -> None:
     """Raise unless all leaves stack the same number of layers."""
     axis, lengths = block.stacked, {}
     if type(axis) is not int or block.axis is not None or not block.leaves:
-        wanted = "None, or for one or more leaves an int, without `axis`"
-        raise TypeError(_validate.must_be("stacked", wanted, axis))
+        raise TypeError(
+            _validate.must_be(
+                "stacked",
+                "None, or for one or more leaves an int, without `axis`",
+                axis,
+            )
+        )
     for leaf in (*block.leaves, *more):
         if leaf.matrix is not None:
             raise ValueError(
@@ -406,8 +411,13 @@ def _check_leaf(block: Block, leaf: LeafLike) -> None:
         is_valid = _leaves.is_clippable((), leaf)
     except TypeError:
         is_valid = False
-    wanted = "a real or complex floating-point array, number or BCOO matrix"
-    _validate.require("A leaf of a block", leaf, is_valid, wanted, error=TypeError)
+    _validate.require(
+        "A leaf of a block",
+        leaf,
+        is_valid,
+        "a real or complex floating-point array, number or BCOO matrix",
+        error=TypeError,
+    )
     if block.axis and max(block.axis) >= jnp.ndim(leaf):
         raise ValueError(
             f"`axis` must name axes that the leaf has, got {block.axis} for the shape"

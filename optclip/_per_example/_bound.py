@@ -90,9 +90,12 @@ _BY_NAME |= {"auto_s": AutoS(), "unit": Hard()}
 def response_of(response: Any) -> BaseResponse:
     """Return the validated response of a `response` argument, limited to `c / n`."""
     how = without_schedules(response, "Per-example clipping counts no steps", _BY_NAME)
-    wanted = "a response that depends on a single norm"
     _validate.require(
-        "response", response, not how.compares_norms, wanted, "Pass 'hard'."
+        "response",
+        response,
+        not how.compares_norms,
+        "a response that depends on a single norm",
+        "Pass 'hard'.",
     )
     return how if type(how) is Hard else _Capped(how)
 
@@ -141,10 +144,12 @@ class Bound:
                 " sensitivity is a multiple of it. Pass their largest magnitude, or inf"
                 " without privacy."
             )
-        wanted = "passed with `max_weight`, which limits it"
-        advice = "Pass weights=, one number per example, or remove max_weight=."
         _validate.require(
-            "weights", weights, weights is not None or most is None, wanted, advice
+            "weights",
+            weights,
+            weights is not None or most is None,
+            "passed with `max_weight`, which limits it",
+            "Pass weights=, one number per example, or remove max_weight=.",
         )
 
     def one_clipped(
@@ -209,8 +214,12 @@ class Bound:
     def sensitivity(self, relation: Any, params: PyTree) -> Any:
         """Return the largest L2 distance between sums of neighboring batches."""
         word = str(getattr(relation, "name", relation)).lower()
-        wanted = "'add_or_remove', 'zero_out' or 'replace_one'"
-        _validate.require("relation", relation, word in _RELATIONS, wanted)
+        _validate.require(
+            "relation",
+            relation,
+            word in _RELATIONS,
+            "'add_or_remove', 'zero_out' or 'replace_one'",
+        )
         whole = _RELATIONS[word] * self._whole(params)
         if self.max_weight is not None:
             most = _wide(self.max_weight)
@@ -241,9 +250,14 @@ class Bound:
         if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
             limits = jax.tree.leaves(self.threshold, is_leaf=lambda t: t is None)
             return [math.inf if t is None else t for t in limits]
-        wanted = "the parameters, whose leaves or groups share one threshold"
-        advice = "Call f.sensitivity(relation, params=params)."
-        raise ValueError(_validate.must_be("params", wanted, None, advice))
+        raise ValueError(
+            _validate.must_be(
+                "params",
+                "the parameters, whose leaves or groups share one threshold",
+                None,
+                "Call f.sensitivity(relation, params=params).",
+            )
+        )
 
     def _in_units(self, clip: Clip, summed: PyTree) -> PyTree:
         layout = layout_of(clip, summed)

@@ -213,10 +213,12 @@ def clipped_grad(
     microbatch_size = _clip_then_sum.size_of(microbatch_size)
     _validate.choice("reduce", reduce, ("sum", "none"))
     _validate.choice("method", method, METHODS)
-    wanted = "'vmap' for reduce='none'"
-    advice = "Other methods do not compute the gradient of each example."
     _validate.require(
-        "method", method, reduce != "none" or method == "vmap", wanted, advice
+        "method",
+        method,
+        reduce != "none" or method == "vmap",
+        "'vmap' for reduce='none'",
+        "Other methods do not compute the gradient of each example.",
     )
     bound = bound_of(
         threshold, over, response, nonfinite, strict, normalize_by, max_weight
@@ -329,6 +331,10 @@ def _check_ghost(source: Source, bound: Bound) -> None:
             "method='ghost' does not support arrays that are split over Explicit mesh"
             " axes. Use method='vmap', or Auto axes."
         )
-    advice = "Pass method='vmap', which computes the gradient of each example."
-    wanted = "'zero' or 'propagate' for method='ghost'"
-    _validate.require("nonfinite", "raise", bound.nonfinite != "raise", wanted, advice)
+    _validate.require(
+        "nonfinite",
+        "raise",
+        bound.nonfinite != "raise",
+        "'zero' or 'propagate' for method='ghost'",
+        "Pass method='vmap', which computes the gradient of each example.",
+    )

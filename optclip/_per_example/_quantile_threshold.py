@@ -158,9 +158,11 @@ class QuantileThreshold:
           The new state.
         """
         self._check_info(info)
-        wanted = "a PRNG key with `count_noise`, and None without"
         _validate.require(
-            "key", key, (key is not None) == bool(self.count_noise), wanted
+            "key",
+            key,
+            (key is not None) == bool(self.count_noise),
+            "a PRNG key with `count_noise`, and None without",
         )
         thresholds, treedef = jax.tree.flatten(state.threshold)
         keys: Any = [key] * len(thresholds)
@@ -252,9 +254,13 @@ class QuantileThreshold:
         moves = 0.5 if relation == "add_or_remove" else 1.0
         moves *= math.sqrt(len(self._init_values))
         z, noise = float(np.asarray(total)), float(self.count_noise)
-        wanted = f"above {moves} times the noise multiplier, {moves * z}"
-        advice = "Less noise spends the whole budget on the count."
-        _validate.require("count_noise", noise, noise > moves * z, wanted, advice)
+        _validate.require(
+            "count_noise",
+            noise,
+            noise > moves * z,
+            f"above {moves} times the noise multiplier, {moves * z}",
+            "Less noise spends the whole budget on the count.",
+        )
         return 1 / math.sqrt(z**-2 - (noise / moves) ** -2)
 
 

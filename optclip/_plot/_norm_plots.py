@@ -92,8 +92,13 @@ def _draw_fraction(ax: Axes, steps: Steps, fraction: np.ndarray) -> None:
         _draw_line(ax, steps.at, fraction, each, _style.BEFORE, _style.DETAIL)
         sums = np.cumsum(np.append(0.0, fraction))
         means = (sums[_MEAN_OVER:] - sums[:-_MEAN_OVER]) / _MEAN_OVER
-        label = f"mean of the last {_MEAN_OVER} {steps.unit}"
-        _draw_line(ax, steps.at[_MEAN_OVER - 1 :], means, label, _style.AFTER)
+        _draw_line(
+            ax,
+            steps.at[_MEAN_OVER - 1 :],
+            means,
+            f"mean of the last {_MEAN_OVER} {steps.unit}",
+            _style.AFTER,
+        )
     ax.set_ylim(-0.02, 1.02)
 
 
@@ -183,8 +188,11 @@ def distribution(
     if limits.size and record.fraction is None:
         limit = float(np.median(limits))
         fraction = float(np.mean(norms < limit))
-        label = f"threshold {limit:.3g}: above {percent(fraction)} of the norms"
-        ax.axvline(limit, label=label, **_DASHED)
+        ax.axvline(
+            limit,
+            label=f"threshold {limit:.3g}: above {percent(fraction)} of the norms",
+            **_DASHED,
+        )
     x = (
         "norm of the updates"
         if record.fraction is None

@@ -33,8 +33,13 @@ def new_axes(ax: Axes | None = None, height: float = 3.6, width: float = WIDTH) 
     """
     if ax is not None and hasattr(ax, "get_ylim"):
         return ax
-    wanted = "Matplotlib axes, or None for a new figure"
-    _validate.require("ax", ax, ax is None, wanted, error=TypeError)
+    _validate.require(
+        "ax",
+        ax,
+        ax is None,
+        "Matplotlib axes, or None for a new figure",
+        error=TypeError,
+    )
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:

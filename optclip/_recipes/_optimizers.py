@@ -434,8 +434,12 @@ def spectra(
       arXiv:2603.14315; defaults and warm-up from its code.
     """
     warmup = _checked_warmup(learning_rate, warmup)
-    wanted = "a function of a leaf's path, or None"
-    _validate.kind("transposed", transposed, (Callable, type(None)), wanted)
+    _validate.kind(
+        "transposed",
+        transposed,
+        (Callable, type(None)),
+        "a function of a leaf's path, or None",
+    )
     reject_zero_after_moments("spectra", options)
     chosen = unwrapped(options)
 

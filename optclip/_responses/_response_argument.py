@@ -90,9 +90,12 @@ def _number_like(like: jax.Array, result: Any) -> jax.Array:
         subject, result, _validate.is_number(result), wanted, error=TypeError
     )
     shape = jnp.shape(result)
-    advice = f"Its shape is {shape}."
     _validate.require(
-        subject, result, _validate.fits(shape, like.shape), wanted, advice
+        subject,
+        result,
+        _validate.fits(shape, like.shape),
+        wanted,
+        f"Its shape is {shape}.",
     )
     return _numerics.broadcast_like(jnp.asarray(result).astype(like.dtype), like)
 
@@ -168,9 +171,13 @@ def without_schedules(
 ) -> BaseResponse:
     """Return the response of an argument of `who`; raise if it contains a schedule."""
     how = as_response(response, by_name)
-    wanted = "a response without schedules"
-    advice = f"{who}; pass the value of the schedule."
-    _validate.require("response", response, is_same_always(how), wanted, advice)
+    _validate.require(
+        "response",
+        response,
+        is_same_always(how),
+        "a response without schedules",
+        f"{who}; pass the value of the schedule.",
+    )
     return how
 
 

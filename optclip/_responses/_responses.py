@@ -207,8 +207,11 @@ class Band(BaseResponse):
         _validate.plain_or_schedule("low", self.low)
         _validate.plain("min_norm", self.min_norm)
         _validate.fraction("max_shrink", self.max_shrink)
-        advice = "Pass 1 to forbid growth, inf for no limit."
-        _validate.number("max_growth", self.max_growth, advice=advice)
+        _validate.number(
+            "max_growth",
+            self.max_growth,
+            advice="Pass 1 to forbid growth, inf for no limit.",
+        )
 
     def at(self, step: jax.Array | np.ndarray) -> Band:
         """Return the band of a step, with the value of the schedule `low`."""

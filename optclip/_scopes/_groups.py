@@ -85,9 +85,14 @@ def groups(labels: Labels) -> Groups:
     Returns:
       A scope for `clip_by(over=...)`. Its norms are a dict by label.
     """
-    wanted = "a tree of strings, or a function of the tree (see optclip.by_path)"
-    advice = "Inside such a tree, None means no group."
-    _validate.require("groups", labels, labels is not None, wanted, advice, TypeError)
+    _validate.require(
+        "groups",
+        labels,
+        labels is not None,
+        "a tree of strings, or a function of the tree (see optclip.by_path)",
+        "Inside such a tree, None means no group.",
+        TypeError,
+    )
     return Groups(labels if callable(labels) else _checked(labels))
 
 
@@ -109,8 +114,9 @@ def _checked(labels: PyTree) -> PyTree:
     for label in jax.tree.leaves(labels):
         advice = "Pass a tree of labels or a function that returns one."
         advice = f"{advice} {_validate.static('groups', label)}"
-        wanted = "a string, or None for no group"
-        _validate.kind("A label in `groups`", label, str, wanted, advice)
+        _validate.kind(
+            "A label in `groups`", label, str, "a string, or None for no group", advice
+        )
     return labels
 
 

@@ -139,9 +139,13 @@ def blocks_of(scope: Scope, tree: PyTree) -> tuple[list[Block], TreeDef]:
     blocks, treedef = jax.tree.flatten(scope.blocks(tree))
     for block in blocks:
         if not isinstance(block, Block):
-            subject = f"over={scope!r}: the result of blocks(tree)"
-            wanted = "a pytree of optclip.norms.Block"
-            raise TypeError(_validate.must_be(subject, wanted, block))
+            raise TypeError(
+                _validate.must_be(
+                    f"over={scope!r}: the result of blocks(tree)",
+                    "a pytree of optclip.norms.Block",
+                    block,
+                )
+            )
     return blocks, treedef
 
 
@@ -153,8 +157,11 @@ def owners_of(
     try:
         owners = treedef.flatten_up_to(spread_tree)
     except (ValueError, TypeError) as error:
-        got = f"the structure {jax.tree.structure(spread_tree)}, not {treedef}"
-        raise ValueError(_not_spread(scope, got)) from error
+        raise ValueError(
+            _not_spread(
+                scope, f"the structure {jax.tree.structure(spread_tree)}, not {treedef}"
+            )
+        ) from error
     if any(not (owner is None or isinstance(owner, int)) for owner in owners):
         raise ValueError(_not_spread(scope, repr(spread_tree)))
     return owners
@@ -280,8 +287,12 @@ def units(
     for name, function, of in (
         ("stacked", stacked, "path"), ("axis", axis, "path and the shape"),
     ):  # fmt: skip
-        wanted = f"a function of the {of} of a leaf, or None"
-        _validate.kind(name, function, (Callable, type(None)), wanted)
+        _validate.kind(
+            name,
+            function,
+            (Callable, type(None)),
+            f"a function of the {of} of a leaf, or None",
+        )
     return Units(stacked, axis)
 
 

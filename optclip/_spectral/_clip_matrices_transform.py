@@ -91,8 +91,12 @@ def clip_by_spectral_norm(
       Lanczos Algorithms with a Random Start", 1992.
     """
     norm = Spectral(method=method, steps=1 if steps is None else steps)
-    wanted = "omitted with method='exact', which takes no steps"
-    _validate.require("steps", steps, steps is None or method != "exact", wanted)
+    _validate.require(
+        "steps",
+        steps,
+        steps is None or method != "exact",
+        "omitted with method='exact', which takes no steps",
+    )
     return clip_by(
         Named("max_norm", max_norm, "clip_by_spectral_norm"),
         over=matrices(matrix_axes), norm=norm, response=response, eps=eps,

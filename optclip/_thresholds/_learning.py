@@ -406,8 +406,13 @@ def as_array_of_memory(name: str, rule: Rule, value: Any) -> Any:
     if isinstance(value, (bool, int, float, complex)):
         # With a dtype the type is not weak, as it would not be after a step.
         return jnp.asarray(value, jnp.result_type(value))
-    subject = f"`{name}`: the memory returned by init(norm) of the rule {rule!r}"
-    raise TypeError(_validate.must_be(subject, "a pytree of arrays", value))
+    raise TypeError(
+        _validate.must_be(
+            f"`{name}`: the memory returned by init(norm) of the rule {rule!r}",
+            "a pytree of arrays",
+            value,
+        )
+    )
 
 
 def checked_update(
@@ -420,9 +425,13 @@ def checked_update(
         _raise_if_foreign(name, rule, seen.norm, memory, error)
         raise
     if not isinstance(answer, tuple) or len(answer) != 2:
-        subject = f"`{name}`: the result of update(seen, memory) of the rule {rule!r}"
-        wanted = "a tuple of two: the threshold and the new memory"
-        raise TypeError(_validate.must_be(subject, wanted, answer))
+        raise TypeError(
+            _validate.must_be(
+                f"`{name}`: the result of update(seen, memory) of the rule {rule!r}",
+                "a tuple of two: the threshold and the new memory",
+                answer,
+            )
+        )
     threshold, new = answer
     check_threshold(name, rule, threshold, seen.norm)
     if _shapes(new) != _shapes(memory):

@@ -183,8 +183,13 @@ class OfGradients(RuleOfRule):
             "Wrap the transformation with optclip.clip_after(inner, clip), or pass"
             " them: update(updates, state, params, gradients=...)."
         )
-        wanted = "the gradients, from which this threshold learns"
-        _validate.require("gradients", None, "gradients" in seen.extra, wanted, advice)
+        _validate.require(
+            "gradients",
+            None,
+            "gradients" in seen.extra,
+            "the gradients, from which this threshold learns",
+            advice,
+        )
         norm = seen.measure(seen.extra["gradients"])
         finite = _batching.each(jnp.isfinite, norm)
         norm = _batching.each(or_zero, finite, norm)

@@ -58,9 +58,14 @@ def _with_norms(window: Window, norm: PyTree, length: int) -> Window:
     """
     lengths = {jnp.shape(ring)[-1] for ring in jax.tree.leaves(window.norms)}
     if lengths - {length}:
-        advice = "Pass the window that made the state, or create a new state with init."
-        wanted = f"{lengths.pop()}, the number of norms in the state"
-        raise ValueError(_validate.must_be("window", wanted, length, advice))
+        raise ValueError(
+            _validate.must_be(
+                "window",
+                f"{lengths.pop()}, the number of norms in the state",
+                length,
+                "Pass the window that made the state, or create a new state with init.",
+            )
+        )
 
     def with_last(ring: jax.Array, x: jax.Array, index: jax.Array) -> jax.Array:
         # A restored checkpoint may have NumPy arrays.

@@ -400,9 +400,14 @@ def check_use_norm(
     """Raise unless this names an argument, and no option needs another norm."""
     is_name = isinstance(use_norm, str) and use_norm.isidentifier()
     is_free = is_name and use_norm not in _OF_UPDATE
-    wanted = "the name of an extra argument of update, such as 'grad_norm'"
-    advice = "Pass the norm itself to update(..., grad_norm=norm)."
-    _validate.require("use_norm", use_norm, is_free, wanted, advice, TypeError)
+    _validate.require(
+        "use_norm",
+        use_norm,
+        is_free,
+        "the name of an extra argument of update, such as 'grad_norm'",
+        "Pass the norm itself to update(..., grad_norm=norm).",
+        TypeError,
+    )
     _validate.flag("strict", strict)
     needs_another = {
         "ord=": of_order(ord) != L2,

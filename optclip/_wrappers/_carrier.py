@@ -180,8 +180,9 @@ class Carrier:
         why = "the old one continues in another norm"
         if overlap < 0.5:
             why = f"{change}, and the others have less than half of the elements"
-        note = f"the memory of {state} for {_names([owner])} restarts: {why}"
-        self.notes.append(note)
+        self.notes.append(
+            f"the memory of {state} for {_names([owner])} restarts: {why}"
+        )
         return None
 
     def _move(self, old: State, group: Group, slots: Slots) -> bool:

@@ -247,9 +247,13 @@ def skip(
 def _check_record(record: SkipRecord, *, has_loss: bool) -> None:
     """Raise if the record is from a `skip` that differs in `max_loss`."""
     is_alike = (record.skip_loss is not None) == has_loss
-    wanted = f"the state of a skip with{'' if has_loss else 'out'} max_loss"
-    advice = "Pass the state returned by this transformation's init."
-    _validate.require("state", record, is_alike, wanted, advice)
+    _validate.require(
+        "state",
+        record,
+        is_alike,
+        f"the state of a skip with{'' if has_loss else 'out'} max_loss",
+        "Pass the state returned by this transformation's init.",
+    )
 
 
 def _unless_after(
@@ -351,12 +355,22 @@ def loss_threshold(
         thresholds.entries() if isinstance(thresholds, Batched) else thresholds
     )
     limit = jnp.asarray(threshold).astype(jnp.float32)
-    advice = "Reduce it to a scalar: the loss is one number."
-    _validate.require("max_loss", limit, not limit.ndim, "one number per step", advice)
+    _validate.require(
+        "max_loss",
+        limit,
+        not limit.ndim,
+        "one number per step",
+        "Reduce it to a scalar: the loss is one number.",
+    )
     return limit, memory
 
 
 def _raise_on_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
-    wanted = "a rule that reads only norms, since a loss has no tree to measure"
-    advice = "Try optclip.thresholds.mean_plus_std(6.0)."
-    raise ValueError(_validate.must_be("max_loss", wanted, rule, advice))
+    raise ValueError(
+        _validate.must_be(
+            "max_loss",
+            "a rule that reads only norms, since a loss has no tree to measure",
+            rule,
+            "Try optclip.thresholds.mean_plus_std(6.0).",
+        )
+    )
