@@ -15,7 +15,7 @@ from ._learning import (
     learned_thresholds,
     norms_of_rules,
 )
-from ._norm_rules import relative_to_params
+from ._norm_rules import RelativeToParams, relative_to_params
 from ._rule import Rule, Seen, Threshold, ThresholdTree, WithoutMemory, is_rule
 from ._rules_of_rules import Bounds, Scaled, bounds, of_gradients
 from ._threshold_argument import (

@@ -60,8 +60,8 @@ def of_most_exceeded(
 
     Args:
       outcomes: Of all blocks.
-      by_rule: Whether a rule sets a threshold. Norms below 1e-6 of the largest one then
-        take no part in the choice.
+      by_rule: Whether a rule of norms sets a threshold. Norms below 1e-6 of the largest
+        one then take no part in the choice.
     """
     # A reduction of several arrays has no derivative, so recorded norms are constants.
     outcomes = lax.stop_gradient(outcomes)
@@ -476,7 +476,7 @@ def of_step(
       scope: The elements that share a norm.
       outcomes: A `BlockOutcome` for each norm.
       itemized: Whether the record has an entry for each norm.
-      by_rule: Whether a rule sets a threshold.
+      by_rule: Whether a rule of norms sets a threshold.
     """
     flagged = outcomes.map(functools.partial(_flagged, by_rule))
     if itemized:

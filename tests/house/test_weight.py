@@ -21,7 +21,7 @@ EQUATIONS = {
     ),
     "clip_by_global_norm": (optclip.clip_by_global_norm(1.0), 85),
     "clip_by_norm(axis=0)": (optclip.clip_by_norm(1.0, axis=0), 120),
-    "recipes.agc": (recipes.agc(0.01), 165),
+    "recipes.agc": (recipes.agc(0.01), 150),
     "recipes.zclip": (recipes.zclip(), 180),
 }
 
