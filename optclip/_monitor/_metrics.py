@@ -95,9 +95,9 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       leaves, axes and elements have one key per leaf, ``clip/norm/<path>``, and
       global-norm clipping adds ``clip/leaf_norm/<path>``. Otherwise one of several
       norms is recorded, with its threshold and coefficient: the norm with the largest
-      ratio to its threshold. Under a rule, norms below 1e-6 of the largest norm, such
-      as the rounding errors of a key bias, are not chosen. An entry for several norms
-      has derivative 0.
+      ratio to its threshold. Under a rule that reads norms, those below 1e-6 of the
+      largest one, such as the rounding errors of a key bias, are not chosen. An entry
+      for several norms has derivative 0.
 
       `skip` adds int32 ``skip/skipped`` and ``skip/consecutive``, the steps skipped so
       far and in a row, and with `max_loss` float32 ``skip/loss`` and
