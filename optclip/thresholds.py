@@ -15,23 +15,30 @@ since a loss of 0 is a loss.
 Numbers and optax schedules are passed as they are. A schedule is called with the step,
 an int32 scalar that starts at 0 and also counts non-finite steps.
 
-==================== ===================================== =============================
-rule                 threshold                             published as
-==================== ===================================== =============================
-`relative_to_params` a fraction of the parameters' norm    AGC
-`initial_norm`       the parameters' first norm            Hyperball
-`previous_norm`      scales by the previous step's norm
-`quantile`           a quantile of the last norms          AutoClip
-`mean_plus_std`      mean + k deviations of the last norms Levanter
-`zscore`             running mean + z deviations           ZClip
-`ema`                a multiple of the running norm        AdaGC, OLMo, AGGC
-`mean_over_rms`      steadiness of the norms, at most 1    Stable-SPAM's AdaGN
-`moment`             each element's running power mean     ACClip
-`of_gradients`       another rule, applied to gradients    ACClip
-`of`                 another rule, of one norm per leaf
-`scaled`             another rule, scaled and bounded
-`current`            the norm of this step
-==================== ===================================== =============================
+The column "own" of the table states whether the norm of a step enters its own
+threshold. In `skip` no norm or loss does: rules answer before they learn, and otherwise
+a spike would raise its own limit. The threshold is inf until a rule has learned.
+
+==================== ===================================== ========= ===================
+rule                 threshold                             own       published as
+==================== ===================================== ========= ===================
+`relative_to_params` a fraction of the parameters' norm    no        AGC
+`initial_norm`       the parameters' first norm            no        Hyperball
+`previous_norm`      scales by the previous step's norm    always
+`quantile`           a quantile of the last norms          yes       AutoClip
+`mean_plus_std`      mean + k deviations of the last norms no        Levanter
+`zscore`             running mean + z deviations           yes       ZClip
+`ema`                a multiple of the running norm        in warmup AdaGC, OLMo, AGGC
+`mean_over_rms`      steadiness of the norms, at most 1    yes       Stable-SPAM's AdaGN
+`moment`             each element's running power mean     yes       ACClip
+`of_gradients`       another rule, applied to gradients    as rule   ACClip
+`of`                 another rule, of one norm per leaf    as rule
+`scaled`             another rule, scaled and bounded      as rule
+`current`            the norm of this step                 always
+==================== ===================================== ========= ===================
+
+In `skip`, "always" stays: the threshold is a fraction of this norm by definition. The
+warm-up of `ema` bounds the total of all norms of a step; a single norm is not included.
 """
 
 from ._thresholds._average_rules import ema, mean_over_rms, zscore

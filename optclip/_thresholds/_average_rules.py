@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ class Ema(OfPositive):
     def update(self, seen: Seen, memory: Average) -> tuple[PyTree, Average]:
         memory = memory._replace(step=_running.as_counts(memory.step))
         ratio: Number = self.ratio(seen.step) if callable(self.ratio) else self.ratio
-        early = self._common_limit(seen.norm) if self.warmup > 0 else None
+        early = self._common_limit(seen) if self.warmup > 0 else None
 
         def limit(norm: jax.Array, average: jax.Array, step: jax.Array) -> jax.Array:
             late = select(average < jnp.inf, as_like(ratio, average) * average, average)
@@ -60,10 +61,12 @@ class Ema(OfPositive):
         steps = _batching.each(_numerics.counted, memory.step)
         return thresholds, Average(norms, steps)
 
-    def _common_limit(self, norms: PyTree) -> Callable[[jax.Array], jax.Array]:
+    def _common_limit(self, seen: Seen) -> Callable[[jax.Array], jax.Array]:
         """Build the function that limits norms to a total L2 norm of `max_norm`."""
-        leaves = jax.tree.leaves(norms)
-        if isinstance(norms, PerNorm):
+        leaves = jax.tree.leaves(seen.norm)
+        if not seen.includes_norm and [x.ndim for x in leaves] == [0]:
+            return functools.partial(jnp.full_like, fill_value=self.max_norm)
+        if isinstance(seen.norm, PerNorm):
             batched = _batching.Batched.of_vector(*leaves)
         else:
             batched = _batching.Batched(leaves)
@@ -213,6 +216,10 @@ class Zscore(OfPositive):
             is_spike = is_spike & (step >= self.warmup)
             most = as_like(self.max_norm, norm)
             limit = select(is_spike, jnp.minimum(spike_limit, most), most)
+            if not seen.includes_norm:
+                is_known = (deviation > 0) & (step >= self.warmup)
+                edge = self._edge(mean, deviation)
+                limit = select(is_known, jnp.minimum(edge, most), most)
             clipped_norm = select(is_spike, spike_limit, norm)
             new_mean, new_deviation = self._moments(clipped_norm, mean, deviation, step)
             if self.skip_spikes:
@@ -227,13 +234,19 @@ class Zscore(OfPositive):
         )
         return limits, Moments(*moments)
 
+    def _edge(self, mean: jax.Array, deviation: jax.Array) -> jax.Array:
+        """Return the norm above which a norm is a spike."""
+        if self.mode != "percentile":
+            deviation = deviation + as_like(self.eps, deviation)
+        return mean + as_like(self.z, mean) * deviation
+
     def _spike(
         self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Return the threshold of a spike, and whether the norm is one."""
         z = as_like(self.z, norm)
         if self.mode == "percentile":
-            edge = mean + z * deviation
+            edge = self._edge(mean, deviation)
             return edge, (norm > edge) & (deviation > 0)
         divisor = deviation + as_like(self.eps, norm)
         # After equal norms the deviation is 0, and any larger norm would be a spike.
@@ -306,6 +319,7 @@ def zscore(
 
     Edge cases:
       - Warm-up, and constant norms (`std = 0`): the threshold is `max_norm`.
+      - In `skip`: the threshold is `mean + z * (std + eps)`, and never reads the norm.
       - Zero, NaN or inf norm: does not enter mean and variance, and does not count as a
         step of the warm-up.
       - Huge norm in the warm-up: enters mean and variance, as in the authors' code. One
@@ -364,7 +378,11 @@ class MeanOverRms(OfVector):
             divisor = rms + as_like(self.eps, rms)
             return ratio(mean, jnp.where(divisor > 0, divisor, jnp.ones_like(divisor)))
 
-        thresholds = _batching.each(bound, mean, rms)
+        if seen.includes_norm:
+            thresholds = _batching.each(bound, mean, rms)
+        else:
+            past = _batching.each(bound, memory.mean, memory.rms)
+            thresholds = _running.of_past(past, memory.steps)
         return thresholds, Averages(mean, rms, _batching.each(counted, memory.steps))
 
 

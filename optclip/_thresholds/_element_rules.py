@@ -74,7 +74,8 @@ class Mean(OfPositive):
             return _running.mean(*weights, old, norm)
 
         means = _batching.each(learn, seen.norm, *memory)
-        return means, Running(means, _batching.each(_numerics.counted, memory.steps))
+        limits = means if seen.includes_norm else _running.of_past(*memory)
+        return limits, Running(means, _batching.each(_numerics.counted, memory.steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,9 @@ class Moment(OfVector):
             return peak * _numerics.power(mean, 1 / power)
 
         moments = _batching.each(learn, memory, seen.norm)
-        return moments, moments
+        if seen.includes_norm:
+            return moments, moments
+        return _running.of_past(memory, memory), moments
 
 
 def second_moment(

@@ -32,6 +32,8 @@ class Seen(NamedTuple):
       step: Number of earlier updates, non-finite ones included; int32.
       extra: Extra keyword arguments of `update`, such as `value`.
       updates: Updates to clip, as passed to `update`.
+      includes_norm: Whether the norm of this step enters its own threshold; False in
+        `skip`, whose rules answer before they learn.
     """
 
     norm: PyTree
@@ -42,6 +44,7 @@ class Seen(NamedTuple):
     step: jax.Array
     extra: dict[str, Any]
     updates: PyTree
+    includes_norm: bool = True
 
 
 @runtime_checkable
@@ -81,6 +84,7 @@ class Rule(Protocol):
         Norms that are not finite keep their entries of the memory. The parts of the
         memory without an entry per norm change if any norm is finite. If the rule has
         the attribute `learns_from_zeros = False`, zero norms keep their entries too.
+        A rule that learns before it answers may read `seen.includes_norm`.
         """
         ...
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _numerics, _validate
+from .._arrays import _batching, _numerics, _validate
 from .._arrays._numerics import select
 from .._arrays._types import Number, PyTree
 
@@ -73,6 +73,13 @@ def root_mean_square(
     safe = select(peak > 0, peak, jnp.ones_like(peak))
     squares = (jnp.square(_numerics.ratio(x, safe)) for x in (old, new))
     return peak * _numerics.root(mean(old_weight, new_weight, *squares))
+
+
+def of_past(threshold: PyTree, number: PyTree) -> PyTree:
+    """Return a threshold of past norms, which is inf while their number is 0."""
+    return _batching.each(
+        lambda x, n: select(n > 0, x, jnp.full_like(x, jnp.inf)), threshold, number
+    )
 
 
 def zeros(norm: PyTree) -> tuple[PyTree, PyTree]:

@@ -139,17 +139,20 @@ class Quantile(OfPositive):
         def among(
             ring: jax.Array,
             old: jax.Array,
-            finite: jax.Array,
+            included: jax.Array,
             *counts: jax.Array,
         ) -> jax.Array:
             # A non-finite norm is excluded from its own threshold. The policy
             # `nonfinite` then decides about the updates.
-            ring = jnp.where(_along(finite, ring), ring, old)
-            count = jnp.where(finite, *counts)
+            ring = jnp.where(_along(included, ring), ring, old)
+            count = jnp.where(included, *counts)
             return _interpolated(ring, count, *self._place(count, ring.dtype))
 
+        included = seen.finite
+        if not seen.includes_norm:
+            included = jax.tree.map(jnp.zeros_like, seen.finite)
         thresholds = jax.tree.map(
-            among, new.norms, memory.norms, seen.finite, new.num_known, memory.num_known
+            among, new.norms, memory.norms, included, new.num_known, memory.num_known
         )
         return thresholds, new
 
@@ -178,7 +181,7 @@ def _looked_up(table: np.ndarray, index: jax.Array) -> jax.Array:
 
 
 def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
-    """Clip to a quantile of the last norms, including this one.
+    """Clip to a quantile of the last norms, including this one, except in `skip`.
 
     It clips about `1 - q` of the steps while norms are stationary, more while they
     rise, and fewer while they fall.
@@ -204,7 +207,7 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
       stores unclipped norms.
 
     Edge cases:
-      - First step: the threshold is its norm, so nothing is clipped.
+      - First step: the threshold is its norm, so nothing is clipped; in `skip` inf.
       - Zero norm: enters the threshold of its step, and is not stored.
       - NaN or inf norm: the threshold is the quantile of the stored norms.
 

@@ -49,9 +49,13 @@ _SHARING = {Tree: "the tree", EachLeaf: "each leaf", Groups: "each group"}
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Hold one rule, or a tree of them, for each argument that sets a threshold."""
+    """Hold one rule, or a tree of them, for each argument that sets a threshold.
+
+    `includes_norm` is passed on to them, see `Seen`.
+    """
 
     by_argument: dict[str, PyTree]
+    includes_norm: bool = True
 
     @property
     def are_stateless(self) -> bool:
@@ -128,7 +132,10 @@ class Rules:
                     check_axes_known(layout)
                 keep = functools.partial(_clipped_norms, clip, name)
                 measure = functools.partial(_norms_of, clip, layout, updates, params)
-                seen = Seen(None, None, keep, measure, params, step, extra, updates)
+                seen = Seen(
+                    None, None, keep, measure, params, step, extra, updates,
+                    self.includes_norm,
+                )  # fmt: skip
                 # Norms of elements are as large as the leaves, and stay with these.
                 is_like_params = isinstance(clip.scope, EachElement)
                 if is_like_params and jax.tree.leaves(memory):

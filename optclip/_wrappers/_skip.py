@@ -125,6 +125,8 @@ def skip(
         passed.
 
     Edge cases:
+      - Norm and loss of a step: do not enter their own thresholds. Megatron-LM's limit,
+        ten times the largest of 100 losses, is `scaled(quantile(1.0, 100), 10.0)`.
       - Warm-up of a rule: no step is skipped, except with rules that have an argument
         `max_norm`, such as `ema`: they skip steps above it.
       - NaN or inf in a checked leaf, or in the loss if `max_loss` is set: the step is
@@ -150,7 +152,10 @@ def skip(
     if _validate.is_number(max_norm):
         advice = "0 skips each step with a gradient, inf only non-finite steps."
         _validate.number("max_norm", max_norm, advice=advice)
-    rules = rules_of(Named("max_norm", max_norm), clip)
+    # No spike exceeds ten times the maximum of norms that include it.
+    rules = dataclasses.replace(
+        rules_of(Named("max_norm", max_norm), clip), includes_norm=False
+    )
     wanted, advice = "True or 'leaves'", "Skipping needs a state."
     _validate.require("record", record, record is not False, wanted, advice, TypeError)
     watch = Engine(clip, rules, record, name)
@@ -345,6 +350,7 @@ def loss_threshold(
         step=step,
         extra=extra,
         updates=updates,
+        includes_norm=False,
     )
     thresholds, memory = learned_thresholds(
         "max_loss", rule, _ONE_LOSS, Batched.unstacked([loss]), memory, seen,

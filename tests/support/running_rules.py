@@ -1,4 +1,4 @@
-"""Run rules alone on norms and memories, and in a clipping transformation."""
+"""Learned rules, run alone on norms and memories and in a clipping transformation."""
 
 import dataclasses
 import functools
@@ -9,12 +9,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip.thresholds import Seen
+from optclip import _thresholds
+from optclip import thresholds as T
 from tests.support import helpers
 from tests.support.steps import history
 
 INF = math.inf
 DIRECTION = np.array([0.6, -0.8])
+# Rules that learn from zeros.
+WITH_ZEROS = {
+    "mean_over_rms": T.mean_over_rms(),
+    "moment": T.moment(decay=0.5),
+    "previous_norm": T.previous_norm(1.0),
+    "second_moment": _thresholds.second_moment(4.0, 0.5, warmup=0),
+}
+RULES = {
+    "ema": T.ema(1.1, 0.5, warmup=0),
+    "ema, debiased": T.ema(1.1, 0.5, warmup=0, start="debiased"),
+    "ema, warm": T.ema(1.1, 0.5, warmup=3, max_norm=np.inf),
+    "ema, zero": T.ema(1.1, 0.5, warmup=0, start="zero"),
+    "ema_of_max": _thresholds.ema_of_max(0.5),
+    "mean_plus_std": T.mean_plus_std(1.0, 4, warmup=2),
+    "of_gradients": T.of_gradients(T.ema(1.1, 0.5, warmup=0)),
+    "quantile": T.quantile(0.5, 4),
+    "quantile, traced": T.quantile(jnp.float32(0.3), 3),
+    "zscore": T.zscore(1.5, 0.9, 3),
+    "zscore, mean": T.zscore(1.0, 0.5, 2, "mean"),
+    "zscore, percentile": T.zscore(1.0, 0.5, 2, "percentile", skip_spikes=True),
+} | WITH_ZEROS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +55,7 @@ class UserRule:
 
 def seen(norm, *, step=0, finite=True):
     norm = jax.tree.map(jnp.float32, norm)
-    return Seen(
+    return T.Seen(
         norm, jax.tree.map(lambda x: jnp.full(x.shape, finite), norm),
         lambda limits: jax.tree.map(jnp.minimum, norm, limits), lambda tree: tree,
         updates=None, params=None, step=jnp.int32(step), extra={},

@@ -9,32 +9,10 @@ import numpy as np
 import pytest
 
 import optclip
-from optclip import _thresholds, thresholds
 from tests.support import covering, helpers
+from tests.support.running_rules import RULES, WITH_ZEROS
 from tests.support.steps import over_steps
 
-T = thresholds
-# Rules that learn from zeros.
-WITH_ZEROS = {
-    "mean_over_rms": T.mean_over_rms(),
-    "moment": T.moment(decay=0.5),
-    "previous_norm": T.previous_norm(1.0),
-    "second_moment": _thresholds.second_moment(4.0, 0.5, warmup=0),
-}
-RULES = {
-    "ema": T.ema(1.1, 0.5, warmup=0),
-    "ema, debiased": T.ema(1.1, 0.5, warmup=0, start="debiased"),
-    "ema, warm": T.ema(1.1, 0.5, warmup=3, max_norm=np.inf),
-    "ema, zero": T.ema(1.1, 0.5, warmup=0, start="zero"),
-    "ema_of_max": _thresholds.ema_of_max(0.5),
-    "mean_plus_std": T.mean_plus_std(1.0, 4, warmup=2),
-    "of_gradients": T.of_gradients(T.ema(1.1, 0.5, warmup=0)),
-    "quantile": T.quantile(0.5, 4),
-    "quantile, traced": T.quantile(jnp.float32(0.3), 3),
-    "zscore": T.zscore(1.5, 0.9, 3),
-    "zscore, mean": T.zscore(1.0, 0.5, 2, "mean"),
-    "zscore, percentile": T.zscore(1.0, 0.5, 2, "percentile", skip_spikes=True),
-} | WITH_ZEROS
 # The steps in which a norm teaches nothing, two of them at the start.
 BROKEN = [0, 1, 4, 8, 9, 11]
 SCOPES = {
