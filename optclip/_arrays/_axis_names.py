@@ -176,18 +176,25 @@ def check_replicated(name: str, value: Any, leaf: jax.Array) -> None:
         raise ValueError(
             f"{_validate.quoted(name)} varies over the mesh axes {axes}, whose"
             " devices share a norm, so each would clip to its own threshold. Replicate"
-            " it, for example with jax.lax.pmean; or clip on each device separately,"
-            " with axis_name=()."
+            f" its value x: {maximum_of('x', axes)}; or clip on each device"
+            " separately, with axis_name=()."
         )
 
 
 def check_one(name: str, value: jax.Array) -> None:
-    """Raise if a number that all devices act on differs between them."""
+    """Raise if a norm that all devices act on differs between them."""
     if axes := split_axes(value):
         raise ValueError(
-            f"`{name}` varies over the mesh axes {axes}, whose devices must act"
-            f" alike. Replicate it, for example with jax.lax.pmean({name}, {axes})."
+            f"`{name}` varies over the mesh axes {axes}, whose devices must act alike."
+            f" Pass jnp.sqrt(jax.lax.psum({name}**2, {axes})) if it is the norm of a"
+            f" shard, else {maximum_of(name, axes)}."
         )
+
+
+def maximum_of(name: str, axes: Axes) -> str:
+    """Return code for the maximum over devices; `pmax` alone drops NaN on CPU."""
+    is_nan = f"jax.lax.psum(jnp.isnan({name}), {axes}) > 0"
+    return f"jnp.where({is_nan}, jnp.nan, jax.lax.pmax({name}, {axes}))"
 
 
 def apart(value: Any, other: Any) -> Axes:

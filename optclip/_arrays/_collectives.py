@@ -66,6 +66,14 @@ def over_devices(values: PyTree, axes: Axes) -> PyTree:
     return jax.tree.map(lambda x, nan: jnp.where(nan > 0, jnp.nan, x), peaks, flags)
 
 
+def worst_over(value: jax.Array, axes: Axes) -> jax.Array:
+    """Compute the maximum over mapped axes, but NaN or -inf if a device has it."""
+    # `pmax` has no derivative, so its operand must be a constant.
+    value = lax.stop_gradient(value)
+    highest, lowest = over_devices((value, -value), axes)
+    return jnp.where(lowest == math.inf, -lowest, highest)
+
+
 # Combines each array of a tree over mapped axes, such as `lax.psum`.
 Collective = Callable[[PyTree, Axes], PyTree]
 

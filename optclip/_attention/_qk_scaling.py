@@ -116,8 +116,8 @@ def factors(
             raise ValueError(
                 f"The key heads of the layer '{layer.name}' must be split over the mesh"
                 f" axes {apart}, like its query heads and logits, got {layer.groups}"
-                " on each device. Split them too, or reduce the logits over these axes"
-                " with jax.lax.pmax."
+                " on each device. Split them too, or reduce the logits over these axes:"
+                f" {_axis_names.maximum_of('logits', apart)}."
             )
         # `pmin` has no derivative, so its operand must be a constant.
         least = lax.pmin(lax.stop_gradient(least), apart)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._arrays import _axis_names, _numerics, _validate
+from .._arrays import _axis_names, _collectives, _numerics, _validate
 
 _ADVICE = "Pass one, such as optax.adam(1e-3) or optclip.clip_by_global_norm(1.0)."
 LOSS_ADVICE = (
@@ -44,7 +44,10 @@ def check_state(state: Any, kind: type) -> None:
 def passed_loss(
     extra: dict[str, Any], wanted: str = "the loss, a real scalar"
 ) -> jax.Array | None:
-    """Return the extra argument `value`, or `loss`, the name that some trainers use."""
+    """Return the extra argument `value`, or `loss`, the name that some trainers use.
+
+    All devices receive the largest of losses that differ, since they must act alike.
+    """
     name = "loss" if extra.get("value") is None else "value"
     value = extra.get(name)
     if value is None:
@@ -52,5 +55,5 @@ def passed_loss(
     is_scalar = _validate.is_number(value) and not jnp.shape(value)
     _validate.require(name, value, is_scalar, wanted, LOSS_ADVICE)
     loss = _numerics.as_array(value).astype(jnp.float32)
-    _axis_names.check_one(name, loss)
-    return loss
+    axes = _axis_names.untyped_axes() or _axis_names.split_axes(loss)
+    return _collectives.worst_over(loss, axes) if axes else loss

@@ -132,6 +132,8 @@ def skip(
       - NaN or inf in a checked leaf, or in the loss if `max_loss` is set: the step is
         skipped, and the rules do not learn from this norm or loss. It counts in
         `skip/consecutive`; `max_consecutive` neither counts it nor applies it.
+      - A loss that differs between mapped devices: all use the largest, NaN or -inf if
+        a device has it.
       - NaN as `max_norm` or `max_loss`: the step is skipped. If its norm and loss are
         finite, it is a finite step, which `max_consecutive` counts.
       - `ema` and `zscore` as `max_norm`: learn from clipped norms, so they skip every

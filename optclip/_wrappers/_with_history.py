@@ -70,8 +70,7 @@ def with_history(
     Edge cases:
       - The gradients of `cotangent_probe` are not in the state, so not in the history.
       - Counts are exact up to 16,777,216, as float32.
-      - A loss that differs between devices: ValueError; average it with
-        `jax.lax.pmean`.
+      - A loss that differs between mapped devices: the largest is kept, as in `skip`.
     """
     wrapped = transformation("inner", inner)
     steps = _validate.length("steps", steps)

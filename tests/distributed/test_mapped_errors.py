@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import P, lax
 from jax.sharding import AxisType, NamedSharding
@@ -15,11 +14,16 @@ from optclip.functional import (
     clip_by_value,
     global_norm,
 )
-from tests.support.mapped import SPECS, TREE, mapped
+from tests.support.mapped import TREE, mapped
 
 
 def by_device():
     return lax.axis_index("model") + 1.0
+
+
+def passed_norm(tree, norm):
+    tx = optclip.clip_by_global_norm(1.0, use_norm="grad_norm")
+    return tx.update(tree, tx.init(tree), grad_norm=norm)[1]
 
 
 # No type distinguishes a whole leaf from a shard, so any norm could be wrong.
@@ -27,7 +31,8 @@ UNTYPED = (
     r"check_vma=False, array types do not specify .* Pass axis_name=\(\) if"
     r" .*pmean\(grads, \('data', 'model'\)\)"
 )
-VARIES = r"varies over the mesh axes \('model',\).*lax.pmean"
+MAXIMUM = r"jnp.where\(jax.lax.psum\(.*, jnp.nan, jax.lax.pmax\(\w+, \('model',\)\)\)"
+VARIES = rf"varies over the mesh axes \('model',\).* {MAXIMUM}"
 REJECTED = {
     "unknown axis": (
         lambda tree: global_norm(tree, axis_name="dta"),
@@ -60,7 +65,11 @@ REJECTED = {
     ),
     "eps": (
         lambda tree: clip_by_global_norm(tree, 1.0, eps=by_device()),
-        r"`eps` varies over the mesh axes \('model',\)",
+        rf"`eps` {VARIES}",
+    ),
+    "norm of the user": (
+        lambda tree: passed_norm(tree, by_device()),
+        rf"`grad_norm` {VARIES}",
     ),
 }
 
@@ -90,18 +99,3 @@ def test_clip_unreduced_gradient_raises():
         x = jax.device_put(x, NamedSharding(mesh, P("data")))
         with pytest.raises(ValueError, match=r"'kernel' is unreduced .*'data'"):
             jax.eval_shape(clip, x)
-
-
-def test_skip_loss_that_differs_by_device_raises():
-    """All devices skip or none, so the loss must be the same on all."""
-
-    def step(tree, average=lambda loss: loss):
-        tx = optclip.recipes.olmo_skip(optax.sgd(1.0), window=4)
-        loss = average(lax.axis_index("data") + 2.0)
-        updates, state = tx.update(tree, tx.init(tree), value=loss)
-        return updates, optclip.metrics(state)["skip/loss"]
-
-    with pytest.raises(ValueError, match=r"`value` varies .*pmean\(value, \('data',\)"):
-        mapped(step, (SPECS, P()))(TREE)
-    averaged = mapped(lambda t: step(t, lambda x: lax.pmean(x, "data")), (SPECS, P()))
-    assert averaged(TREE)[1] == 3.5

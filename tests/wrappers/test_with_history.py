@@ -166,17 +166,6 @@ def test_history_on_mesh_compiles_once(mode):
     np.testing.assert_allclose(optclip.history(state)["clip/leaf_norm/w"], [6, 6])
 
 
-def update_on_devices(losses):
-    """Update with a loss of each device."""
-    update = jax.shard_map(
-        lambda g, s, x: KEPT_CLIP.update(g, s, value=x[0]),
-        mesh=jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,)),
-        in_specs=(P(), P(), P("data")),
-        out_specs=P(),
-    )
-    return jax.eval_shape(update, PARAMS, KEPT_STATE, losses)
-
-
 KEPT_CLIP = optclip.with_history(CLIP)
 KEPT_STATE = KEPT_CLIP.init(PARAMS)
 OTHER = optclip.with_history(optclip.clip_by_norm(1.0))
@@ -205,10 +194,6 @@ OTHER_STATE = KEPT_STATE._replace(history_inner=OTHER.init(PARAMS).history_inner
         (
             lambda: KEPT_CLIP.update(PARAMS, KEPT_STATE, value=jnp.ones(2)),
             *(ValueError, "`value` must be the loss"),
-        ),
-        (
-            lambda: update_on_devices(jnp.ones(2)),
-            *(ValueError, r"(?s)`value`.*lax.pmean"),
         ),
         # The state of other metrics.
         (
