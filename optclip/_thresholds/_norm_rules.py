@@ -95,7 +95,9 @@ class InitialNorm(OfVector):
         )
         measured = seen.measure(seen.params)
         initial = _batching.each(
-            lambda old, norm: select(old < 0, norm, old), memory.norm, measured
+            lambda old, norm: select((old < 0) & jnp.isfinite(norm), norm, old),
+            memory.norm,
+            measured,
         )
 
         def threshold(norm: jax.Array) -> jax.Array:

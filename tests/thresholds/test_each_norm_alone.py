@@ -1,6 +1,7 @@
 """Each norm teaches a rule by itself: NaN, inf and zero gradients teach it nothing."""
 
 import dataclasses
+import itertools
 from typing import ClassVar
 
 import jax
@@ -13,12 +14,18 @@ from tests.support import covering, helpers
 from tests.support.running_rules import RULES, WITH_ZEROS
 from tests.support.steps import over_steps
 
-# The steps in which a norm teaches nothing, two of them at the start.
-BROKEN = [0, 1, 4, 8, 9, 11]
+# The steps in which a norm teaches nothing, the first three of them in any order.
+BROKEN = [0, 1, 2, 5, 9, 10]
+ORDERS = [*itertools.permutations([np.nan, np.inf, 0.0])]
 SCOPES = {
     # One vector for all norms of a rule, or an array per leaf for slices and elements.
     "leaf": "leaf",
-    "slice": optclip.axes(1),
+    "group of one leaf": optclip.groups({"a": "x", "b": "y"}),
+    "slice": optclip.axes((1, 2)),
+    "unit": optclip.units(stacked=lambda path: True),
+    "layer": optclip.layers("", each_leaf=True),
+    "matrix": optclip.matrices(),
+    "singular value": optclip.singular_values(),
     "element": "element",
     "elements of a leaf": "element",
 }
@@ -34,36 +41,48 @@ CASES = [
     *((rule, "slice") for rule in RULES if rule in BY_SLICE or covering.full),
     *((rule, "element") for rule in ("ema", "moment", "second_moment")),
     ("ema_of_max", "elements of a leaf"),
+    *(
+        ("quantile", x)
+        for x in ("group of one leaf", "unit", "layer", "singular value")
+    ),
+    *(("initial_norm", x) for x in ("leaf", "matrix", "element")),
 ]
 
 
 @pytest.mark.parametrize(("rule", "scope"), CASES)
 def test_broken_norm_learns_as_without_its_steps_and_stops_no_other(rule, scope):
-    tx = optclip.clip_by(
-        RULES[rule], over=SCOPES[scope], record=False, nonfinite="zero"
-    )
+    each = RULES | {"initial_norm": optclip.thresholds.initial_norm(0.5)}
+    tx = optclip.clip_by(each[rule], over=SCOPES[scope], record=False, nonfinite="zero")
     rng = np.random.default_rng(0)
-    shape = (14, 2, 3)
+    shape = (14, 2, 2, 3)
     updates = {name: np.float32(rng.lognormal(size=shape)) for name in ("a", "b")}
+    updates["b"][12] *= 9
+    order = ORDERS[CASES.index((rule, scope)) % len(ORDERS)]
     # Zeros teach some rules, which then have healthy norms in their place.
-    values = np.resize([np.nan, np.inf, 1.0 if rule in WITH_ZEROS else 0.0], 6)
+    learns_zero = rule in WITH_ZEROS or rule == "initial_norm"
+    values = np.resize([x or float(learns_zero) for x in order], 6)
     bad = [i for i, x in zip(BROKEN, values, strict=True) if x != 1.0]
     good = [i for i in range(len(updates["b"])) if i not in bad]
     broken = {"a": updates["a"], "b": updates["b"].copy()}
     # A leaf, its first slice or its first row of elements.
     place = slice(None) if "leaf" in scope else slice(1)
-    broken["b"][BROKEN, place] = values[:, None, None]
+    broken["b"][BROKEN, place] = values[:, None, None, None]
     # The same program: the steps that teach, then the others.
     without = {name: x[[*good, *bad]] for name, x in broken.items()}
+    # One rule learns from parameters, which may be broken where the updates are not.
+    of_params = rule == "initial_norm"
+    full = {name: x[[*good, *bad]] for name, x in updates.items()}
     outs, healthy, alone = (
-        over_steps(tx, x, gradients=x)[0] for x in (broken, updates, without)
+        over_steps(tx, y if of_params else x, x if of_params else y, gradients=x)[0]
+        for x, y in ((broken, updates), (updates, updates), (without, full))
     )
     np.testing.assert_array_equal(outs["a"], healthy["a"])
     if "leaf" not in scope:
         np.testing.assert_array_equal(outs["b"][:, 1:], healthy["b"][:, 1:])
     found, expected = outs["b"][good, place], alone["b"][: len(good), place]
     np.testing.assert_array_equal(found, expected)
-    assert np.any(found != broken["b"][good, place])
+    given = updates if of_params else broken
+    assert np.any(found != given["b"][good, place])
 
 
 @dataclasses.dataclass(frozen=True)
