@@ -72,9 +72,15 @@ class Leaf:
 
 
 def counted_from_zero(
-    axis: tuple[int, ...], x: LeafLike, path: KeyPath, name: str = "axis"
+    axis: tuple[int, ...],
+    x: LeafLike,
+    path: KeyPath,
+    name: str = "axis",
+    passed: object = None,
 ) -> tuple[int, ...]:
     """Return the axes of a leaf in ascending order, counted from 0.
+
+    Errors show `axis`, or the argument `passed` from which it was read.
 
     Raises:
       ValueError: The leaf lacks an axis, or an axis is repeated.
@@ -90,7 +96,7 @@ def counted_from_zero(
 
     def wrong(wanted: str) -> str:
         leaf = f"{_leaves.named(path)} of shape {shape}"
-        return f"`{name}` must name {wanted}, got {axis} for {leaf}."
+        return f"`{name}` must name {wanted}, got {passed or axis} for {leaf}."
 
     if any(not -ndim <= a < ndim for a in axis):
         raise ValueError(f"{wrong('axes that each leaf has')} {advice}")

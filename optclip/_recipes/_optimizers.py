@@ -16,7 +16,7 @@ from .. import _thresholds as thresholds
 from .._arrays import _batching, _leaves, _prefix, _validate
 from .._arrays._numerics import as_array, promotable, ratio
 from .._arrays._types import KeyPath, LeafLike, PyTree
-from .._spectral import Method, matrices, scale_by_shape, singular_values
+from .._spectral import MatrixAxes, Method, matrices, scale_by_shape, singular_values
 from .._thresholds import Named, Seen, WithoutMemory
 from .._transforms import clip_by
 from .._typing import ClipOptions, MomentClipOptions, Number, NumberOrSchedule
@@ -373,7 +373,7 @@ def spectra(
     max_gradient: NumberOrSchedule | None = None,
     learning_rate: Callable[[jax.Array], Any] | None = None,
     warmup: int = 0,
-    matrix_axes: tuple[int, int] = (-2, -1),
+    matrix_axes: MatrixAxes = (-2, -1),
     transposed: Callable[[str], bool] | None = None,
     method: Method = "newton_schulz",
     **options: Unpack[MomentClipOptions],
@@ -406,7 +406,8 @@ def spectra(
         authors recommend; their code has 0.1.
       learning_rate: Schedule of the learning rate; requires `warmup`. Default: None.
       warmup: Number of first steps that scale both caps by `learning_rate`.
-      matrix_axes: Axes of a kernel's inputs and outputs. Other axes are batch axes.
+      matrix_axes: Axes of a kernel's inputs and outputs, `(..., -1)` for convolutions;
+        see `optclip.matrices`. Other axes are batch axes.
       transposed: Function of a leaf's path that returns whether the outputs are on the
         first of these axes, as for the authors' embeddings `(vocabulary, features)`:
         `lambda path: "embed" in path`. Default: none.

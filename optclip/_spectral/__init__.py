@@ -10,7 +10,7 @@ transformations.
 
 from .._norms import BY_NAME
 from ._clip_matrices_transform import scale_by_shape
-from ._matrix_scopes import Method, matrices, singular_values
+from ._matrix_scopes import MatrixAxes, Method, matrices, singular_values
 from ._spectral_norm import Spectral
 
 BY_NAME["spectral"] = Spectral()

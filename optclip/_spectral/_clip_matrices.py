@@ -7,7 +7,7 @@ from .._functional import clip_by
 from .._responses import ResponseLike
 from .._thresholds import Named
 from .._typing import AxisName, Mask, Nonfinite, Number, PyTree
-from ._matrix_scopes import Method, matrices, singular_values
+from ._matrix_scopes import MatrixAxes, Method, matrices, singular_values
 
 
 @explains_call
@@ -15,7 +15,7 @@ def clip_by_spectral_norm(
     tree: PyTree,
     max_norm: Number | PyTree,
     *,
-    matrix_axes: tuple[int, int] = (-2, -1),
+    matrix_axes: MatrixAxes = (-2, -1),
     response: ResponseLike = "hard",
     eps: Number = 0.0,
     nonfinite: Nonfinite = "propagate",
@@ -39,8 +39,8 @@ def clip_by_spectral_norm(
       tree: Pytree of arrays.
       max_norm: Threshold: a number, array that broadcasts to the norms (shape of the
         leaf with 1 at `matrix_axes`), or prefix tree of these with None for unclipped.
-      matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
-        two.
+      matrix_axes: Axes of the rows and of the columns, `(..., -1)` for convolutions;
+        see `optclip.matrices`. Default: the last two.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
@@ -64,7 +64,7 @@ def clip_by_singular_value(
     max_value: Number | PyTree,
     *,
     response: ResponseLike = "hard",
-    matrix_axes: tuple[int, int] = (-2, -1),
+    matrix_axes: MatrixAxes = (-2, -1),
     method: Method = "eigh",
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
@@ -90,8 +90,8 @@ def clip_by_singular_value(
       response: `"hard"` (default), `"smooth"` for `s / sqrt(1 + (s / max_value) ** 2)`,
         `"normalize"` for `max_value` instead of s (orthogonalization, as in Muon), or
         with `"eigh"` any other response that does not enlarge a value.
-      matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
-        two.
+      matrix_axes: Axes of the rows and of the columns, `(..., -1)` for convolutions;
+        see `optclip.matrices`. Default: the last two.
       method: `"eigh"` (default) decomposes the smaller Gram matrix; `"newton_schulz"`
         computes about 65 products of that size for `"hard"` and `"smooth"`, and 21 for
         `"normalize"`.

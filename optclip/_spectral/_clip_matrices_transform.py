@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -23,7 +24,7 @@ from .._typing import (
     Record,
     ThresholdTree,
 )
-from ._matrix_scopes import Matrices, Method, matrices, singular_values
+from ._matrix_scopes import Matrices, MatrixAxes, Method, matrices, singular_values
 from ._spectral_norm import Spectral
 
 
@@ -31,7 +32,7 @@ from ._spectral_norm import Spectral
 def clip_by_spectral_norm(
     max_norm: ThresholdTree,
     *,
-    matrix_axes: tuple[int, int] = (-2, -1),
+    matrix_axes: MatrixAxes = (-2, -1),
     method: Literal["exact", "power_iteration"] = "exact",
     steps: int | None = None,
     response: ResponseLike = "hard",
@@ -58,8 +59,8 @@ def clip_by_spectral_norm(
     Args:
       max_norm: Threshold: a number, optax schedule, `optclip.thresholds` rule, or
         prefix tree of these with None for unclipped.
-      matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
-        two.
+      matrix_axes: Axes of the rows and of the columns, `(..., -1)` for convolutions;
+        see `optclip.matrices`. Default: the last two.
       method: `"exact"` (default, relative error at most 1e-5) or
         `"power_iteration"`, which starts from the singular vectors of the previous
         step, stored in the state.
@@ -109,7 +110,7 @@ def clip_by_singular_value(
     max_value: ThresholdTree,
     *,
     response: ResponseLike = "hard",
-    matrix_axes: tuple[int, int] = (-2, -1),
+    matrix_axes: MatrixAxes = (-2, -1),
     method: Method = "eigh",
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
@@ -136,8 +137,8 @@ def clip_by_singular_value(
       response: `"hard"` (default), `"smooth"` for `s / sqrt(1 + (s / max_value) ** 2)`,
         `"normalize"` for `max_value` instead of s (orthogonalization, as in Muon), or
         with `"eigh"` any other response that does not enlarge a value.
-      matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
-        two.
+      matrix_axes: Axes of the rows and of the columns, `(..., -1)` for convolutions;
+        see `optclip.matrices`. Default: the last two.
       method: `"eigh"` (default) decomposes the smaller Gram matrix; `"newton_schulz"`
         computes about 65 products of that size for `"hard"` and `"smooth"`, and 21 for
         `"normalize"`.
@@ -195,7 +196,8 @@ def scale_by_shape(
         for i, leaf, _ in layout.scaled:
             if leaf.ndim < 2:
                 continue
-            inputs, outputs = (_length(leaf, a) for a in matrices.matrix_axes)
+            sides = matrices.sides(leaf, leaf.path)
+            inputs, outputs = (_length(leaf, side) for side in sides)
             if transposed is not None and transposed(names[i]):
                 inputs, outputs = outputs, inputs
             # A matrix without elements may have no inputs.
@@ -205,10 +207,9 @@ def scale_by_shape(
     return optax.stateless(update_fn)
 
 
-def _length(leaf: Leaf, axis: int) -> int:
-    """Return the length of an axis, over all devices that split it."""
-    axis %= leaf.ndim
+def _length(leaf: Leaf, side: tuple[int, ...]) -> int:
+    """Return the length of a side, over all devices that split it."""
     split = _axis_names.split_axes_of_slices(
-        leaf.array, leaf.shape, (axis,), leaf.axis_name
+        leaf.array, leaf.shape, side, leaf.axis_name
     )
-    return leaf.shape[axis] * _axis_names.axes_size(split)
+    return math.prod(leaf.shape[a] for a in side) * _axis_names.axes_size(split)

@@ -1,10 +1,12 @@
-"""Arrange slices over two axes as matrices, and compute their spectra.
+"""Arrange slices over two or more axes as matrices, and compute their spectra.
 
 The smaller side of a matrix comes first, so that its Gram matrix is the smaller one.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._arrays import _axis_names, _collectives, _leaves
+from .._arrays import _axis_names, _collectives, _leaves, _placement
 from .._arrays._numerics import root
 from .._arrays._types import AxisName
 from .._norms import L2, Block
@@ -21,6 +23,17 @@ from ._matrix_algebra import eigenvalues, eigh, gram
 
 # The exponent is bounded, so that the unit and its square are in the range of float32.
 _LEAST_EXPONENT = -100
+
+
+# The axes of the rows and of the columns of a matrix; of a vector one, of a number none.
+Sides = tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlattenedBlock(Block):
+    """Group the slices of one leaf over several axes, each flattened to a matrix."""
+
+    sides: Sides
 
 
 class MatrixBlock(NamedTuple):
@@ -32,14 +45,14 @@ class MatrixBlock(NamedTuple):
       unit: `(..., 1, 1)`, a power of two such that elements are at most 2.
       size: `(..., 1, 1)`, the largest modulus; NaN or inf if an element is.
       split: Mapped axes that split the columns.
-      axis: The axes of the leaf, rows first.
+      sides: The axes of the leaf, rows first.
     """
 
     x: jax.Array
     unit: jax.Array
     size: jax.Array
     split: _axis_names.Axes
-    axis: tuple[int, ...]
+    sides: Sides
 
 
 def matrices_of(block: Block, dtype: DTypeLike | None = None) -> MatrixBlock:
@@ -58,37 +71,48 @@ def matrices_of(block: Block, dtype: DTypeLike | None = None) -> MatrixBlock:
         )
     (leaf,) = block.leaves
     shape, declared = leaf.shape, leaf.axis_name
-    axis = tuple(range(len(shape))) if block.axis is None else block.axis
+    sides = _sides_of(block)
     if leaf.matrix is not None:
         raise ValueError(
             "Singular values require a dense leaf, got a BCOO matrix of shape"
             f" {shape}. Convert it with todense(), or exclude it with mask=."
         )
-    if len(axis) > 2:
+    if len(sides) > 2:
         raise ValueError(
-            f"A matrix must have two axes, got {len(axis)} for a leaf of shape {shape}."
-            " Pass over=optclip.matrices(), which batches over the others."
+            f"A matrix must have two axes, got {len(sides)} for a leaf of shape"
+            f" {shape}. Pass over=optclip.matrices(), which batches over the others."
         )
     x = _leaves.widen(jnp.asarray(leaf.array), dtype)
-    axis, split = _smaller_first(x, shape, axis, declared)
-    return _scaled(as_matrices(x, axis), split, axis)
+    sides, split = _smaller_first(x, shape, sides, declared)
+    return _scaled(as_matrices(x, sides), split, sides)
+
+
+def _sides_of(block: Block) -> Sides:
+    if isinstance(block, FlattenedBlock):
+        return block.sides
+    axis = range(block.leaves[0].ndim) if block.axis is None else block.axis
+    return tuple((a,) for a in axis)
 
 
 def _smaller_first(
     x: jax.Array,
     shape: tuple[int, ...],
-    axis: tuple[int, ...],
+    sides: Sides,
     declared: AxisName | None,
-) -> tuple[tuple[int, ...], _axis_names.Axes]:
-    """Return the axes, the larger side last, and the mapped axes that split it."""
-    if len(axis) < 2:
-        return axis, _axis_names.split_axes_of_slices(x, shape, axis, declared)
-    _check_static(shape, axis)
-    if shape[axis[0]] > shape[axis[1]]:
-        axis = axis[::-1]
-    if not _axis_names.split_axes_of_slices(x, shape, axis, declared):
-        return axis, ()
-    by_side = [_axis_names.split_axes_of_slices(x, shape, (a,), declared) for a in axis]
+) -> tuple[Sides, _axis_names.Axes]:
+    """Return the sides, the larger one last, and the mapped axes that split it."""
+
+    def split_of(axis: tuple[int, ...]) -> _axis_names.Axes:
+        return _axis_names.split_axes_of_slices(x, shape, axis, declared)
+
+    axis = sum(sides, ())
+    if len(sides) < 2:
+        return sides, split_of(axis)
+    if _are_descending([math.prod(shape[a] for a in side) for side in sides], shape):
+        sides = sides[::-1]
+    if not split_of(axis):
+        return sides, ()
+    by_side = [*map(split_of, sides)]
     if all(by_side):
         raise ValueError(
             "Inside shard_map a matrix can be split along one side only, got both"
@@ -96,13 +120,17 @@ def _smaller_first(
             f" {by_side[1]}. Clip it under jit, or gather one side first."
         )
     # Products along the split side are added over devices; the other side is whole.
-    return (axis, by_side[1]) if by_side[1] else (axis[::-1], by_side[0])
+    return (sides, by_side[1]) if by_side[1] else (sides[::-1], by_side[0])
 
 
-def _check_static(shape: tuple[int, ...], axis: tuple[int, ...]) -> None:
-    """Raise if the smaller side of a matrix is symbolic, as under `jax.export`."""
+def _are_descending(lengths: list[int], shape: tuple[int, ...]) -> bool:
+    """Return whether the first side of a matrix is longer.
+
+    Raises:
+      ValueError: The smaller side is symbolic, as under `jax.export`.
+    """
     try:
-        is_static = isinstance(min(shape[a] for a in axis), int)
+        is_static = isinstance(min(lengths), int)
     except Exception:
         # Comparing symbols may raise; JAX 0.8.3 has no public name for the error.
         is_static = False
@@ -113,14 +141,14 @@ def _check_static(shape: tuple[int, ...], axis: tuple[int, ...]) -> None:
             " larger side, as in jax.export.symbolic_shape('b', constraints=['b >="
             " 100'])."
         )
+    return lengths[0] > lengths[1]
 
 
 def is_vector(block: Block) -> bool:
     """Return whether a block is one dense leaf whose singular value is its L2 norm."""
     leaf = block.leaves[0]
-    rank = len(leaf.shape if block.axis is None else block.axis)
     is_one = len(block.leaves) == 1 and block.stacked is None
-    return is_one and leaf.matrix is None and rank < 2
+    return is_one and leaf.matrix is None and len(_sides_of(block)) < 2
 
 
 def with_vectors(
@@ -137,17 +165,30 @@ def with_vectors(
     return [next(norms) if flag else of_matrix(i) for i, flag in enumerate(flags)]
 
 
-def as_matrices(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+def as_matrices(x: jax.Array, sides: Sides) -> jax.Array:
     """Return an array as `(..., p, q)`; a vector is one row, a number one element."""
+    axis = sum(sides, ())
+    last = jnp.moveaxis(x, axis, tuple(range(-len(axis), 0))) if axis else x[..., None]
+    if len(sides) < 2:
+        return last[..., None, :]
     if len(axis) == 2:
-        return jnp.moveaxis(x, axis, (-2, -1))
-    row = jnp.moveaxis(x, axis[0], -1) if axis else x[..., None]
-    return row[..., None, :]
+        return last
+    # On Explicit axes only some reshapes of a split array are defined.
+    lengths = [math.prod(x.shape[a] for a in side) for side in sides]
+    return _placement.whole(last).reshape(*last.shape[: -len(axis)], *lengths)
 
 
-def _scaled(
-    x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]
-) -> MatrixBlock:
+def from_matrices(x: jax.Array, sides: Sides, like: jax.Array) -> jax.Array:
+    """Return matrices `(..., p, q)` of both `sides` in the shape of the leaf `like`."""
+    axis = sum(sides, ())
+    lengths = [like.shape[a] for a in axis]
+    last = x if len(axis) == 2 else x.reshape(*x.shape[:-2], *lengths)
+    return _placement.placed_as(
+        jnp.moveaxis(last, tuple(range(-len(axis), 0)), axis), like
+    )
+
+
+def _scaled(x: jax.Array, split: _axis_names.Axes, sides: Sides) -> MatrixBlock:
     # The gradient is stopped, since the unit cancels in every result.
     size = _collectives.largest(lax.stop_gradient(x), (-2, -1), 0.0, jnp.abs)
     size = _collectives.reduced_over(_collectives.over_devices, size, split)
@@ -160,7 +201,7 @@ def _scaled(
     # Zeros replace such a matrix, so that its decomposition is finite; `size` holds the
     # NaN or inf.
     scaled = jnp.where(finite, x, jnp.zeros_like(x)) / unit.astype(x.dtype)
-    return MatrixBlock(scaled, unit, size, split, axis)
+    return MatrixBlock(scaled, unit, size, split, sides)
 
 
 class Factored(NamedTuple):

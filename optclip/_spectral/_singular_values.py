@@ -37,6 +37,7 @@ from ._matrix_blocks import (
     Factored,
     MatrixBlock,
     factored,
+    from_matrices,
     in_units,
     matrices_of,
     singular_values,
@@ -165,7 +166,7 @@ def _as_leaf(
     """Return the clipped leaf, bit-identical in unclipped matrices."""
     x = jnp.asarray(leaf.array)
     out, unclipped = (
-        _placement.placed_as(jnp.moveaxis(each, (-2, -1), matrices.axis), x)
+        from_matrices(each, matrices.sides, x)
         for each in (capped, jnp.broadcast_to(unclipped[..., None], capped.shape))
     )
     # The select keeps a matrix bit-identical if none of its values is clipped.

@@ -276,13 +276,24 @@ class Engine:
 def _in_words(part: Scope | Measurement) -> str:
     """Return the class of a scope or norm, with its numbers, and words of a norm.
 
-    The words of a scope may be paths, which rules over parameter names match.
+    The words of a scope may be paths, which rules over parameter names match. Inner
+    tuples are joined: the axes `((0, 1), ...)` read "0+1 rest".
     """
     fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
-    values = jax.tree.leaves([getattr(part, field.name) for field in fields])
-    numbers = [f"{x:g}" for x in values if isinstance(x, (int, float))]
-    words = [x for x in values if isinstance(x, str) and isinstance(part, Measurement)]
-    return " ".join([type(part).__name__, *words, *numbers])
+    values = tuple(getattr(part, field.name) for field in fields)
+    strings = [x for x in jax.tree.leaves(values) if isinstance(x, str)]
+    words = strings if isinstance(part, Measurement) else []
+    return " ".join([type(part).__name__, *words, *_numbers(values, depth=2)])
+
+
+def _numbers(value: Any, depth: int) -> list[str]:
+    """Return the numbers of a value; tuples below this depth are one word."""
+    if not isinstance(value, tuple):
+        leaves = jax.tree.leaves(value)
+        numbers = [x for x in leaves if x is ... or isinstance(x, (int, float))]
+        return ["rest" if x is ... else f"{x:g}" for x in numbers]
+    inner = [word for x in value for word in _numbers(x, depth - 1)]
+    return inner if depth > 0 or not inner else ["+".join(inner)]
 
 
 def _shapes(

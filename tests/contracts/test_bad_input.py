@@ -289,7 +289,7 @@ ROUTED = [
     ((3, T, "`{p}` must be a dict from the name of a layer"), "layers logits"),
     (([jnp.arange(2)], T, "A leaf of a block must be a real or complex"), "leaves"),
     (("x", T, "`{p}` must be a function loss(params, example) of one"), "loss"),
-    (([0, 1], T, "`{p}` must be a tuple of two ints, got [0, 1]"), "matrix_axes"),
+    (([0, 1], T, "`{p}` must be a tuple of rows and columns"), "matrix_axes"),
     (("", T, "`{p}` must be a non-empty string, got '' (str)"), "name"),
     (("x", T, "`{p}` must be 'l1', 'l2', 'inf', 'rms', 'average', 'spectral'"), "norm"),
     ((-np.ones(99), V, "`{p}` must be at least 0, got -1.0"), "norms"),
@@ -440,8 +440,14 @@ MESSAGES = {
     ],
     "measure.blocks": [("x", T, "`blocks` must be a list of optclip.norms.Block, got")],
     "matrices.matrix_axes": [
-        ((0.5, 1), T, "`matrix_axes` must be a tuple of two ints, got (0.5, 1)"),
-        ((0,), V, "a tuple of two ints, got (0,) (tuple). Negative ones count from"),
+        ((0.5, 1), T, "`matrix_axes` must be a tuple of rows and columns, each an int"),
+        ((0,), V, "a tuple of ints or ..., got (0,) (tuple). Negative ones count from"),
+        (
+            (..., ...),
+            V,
+            "`matrix_axes` must be a tuple of rows and columns, each an int",
+        ),
+        (((0, ()), 1), T, "`matrix_axes` must be a tuple of rows and columns"),
         ((-3, -1), V, "`matrix_axes` must name axes that each leaf has, got (-3, -1)"),
     ],
     "clip_by_norm.mask": [

@@ -36,17 +36,6 @@ def compiled(kind):
     return helpers.quick_jit(SCOPES[kind], static_argnames="matrix_axes")
 
 
-@pytest.mark.parametrize(
-    ("kind", "axes"),
-    [("spectral norm", (-3, 2)), ("eigh", (2, 0)), ("newton_schulz", (-1, -2))],
-)
-def test_matrix_axes_select_matrices(kind, axes):
-    found = compiled(kind)(X, 1.0, matrix_axes=axes)
-    last = np.moveaxis(np.float64(X), axes, (-2, -1))
-    expected = np.moveaxis(ORACLES[kind](last, 1.0), (-2, -1), axes)
-    np.testing.assert_allclose(found, expected, atol=4e-6)
-
-
 @of_each
 def test_matrix_of_largest_numbers_is_clipped(kind):
     """Their unit has an inverse that XLA on CPU would flush to zero."""
@@ -111,7 +100,9 @@ def make(tree, threshold, **options):
 
 EYE = BCOO((jnp.ones(3), jnp.array([[0, 0], [1, 1], [2, 2]])), shape=(3, 3))
 FOR_LEAVES = [
-    (X, {"matrix_axes": (0, 1, 2)}, "must be a tuple of two ints"),
+    (X, {"matrix_axes": (0, 1, 2)}, "must be a tuple of rows and columns"),
+    (X, {"matrix_axes": ((0, -3), 1)}, r"each axis once, got \(\(0, -3\), 1\)"),
+    (X[0], {"matrix_axes": ((0, 1), ...)}, "must leave an axis for ..."),
     (X, {"matrix_axes": (0, 3)}, "must name axes that each leaf has"),
     (X, {"matrix_axes": (1, -2)}, "must name each axis once"),
     (EYE, {}, r"require a dense leaf.*BCOO.*todense\(\).*mask="),

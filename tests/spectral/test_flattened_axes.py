@@ -1,0 +1,160 @@
+"""A leaf whose axes are flattened to a matrix is clipped as the reshaped leaf."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import thresholds
+from tests.support import covering, helpers
+from tests.support.registry import square_root_capper
+from tests.support.steps import over_steps
+
+KERNEL = np.float32(2 * np.random.default_rng(0).normal(size=(3, 2, 4, 5)))
+# The batch, the rows and the columns of the matrices of `KERNEL`.
+FLAT = {
+    (..., -1): ((), (0, 1, 2), (3,)),
+    (0, ...): ((), (0,), (1, 2, 3)),
+    ((-2, 0), (1, 3)): ((), (0, 2), (1, 3)),
+    (-1, (0, 2)): ((1,), (3,), (0, 2)),
+    (-1, 1): ((0, 2), (3,), (1,)),
+}
+
+
+def reshaped(x, axes):
+    """Return a leaf with the two axes of its matrices last, by NumPy's functions."""
+    batch, *sides = FLAT[axes]
+    order = (*batch, *sides[0], *sides[1])
+    lengths = [np.prod([x.shape[a] for a in side]) for side in sides]
+    last = jnp.transpose(x, order)
+    return last.reshape(*last.shape[: len(batch)], *lengths)
+
+
+def by_values(response, method="eigh", limit=2.0):
+    return lambda axes: optclip.clip_by(
+        limit, over=optclip.singular_values(axes, method=method), response=response
+    )
+
+
+def by_norm(norm="spectral", limit=2.0, **options):
+    return lambda axes: optclip.clip_by(
+        limit, over=optclip.matrices(axes), norm=norm, **options
+    )
+
+
+def learned(make):
+    return functools.partial(make, limit=thresholds.ema(0.5, warmup=1))
+
+
+MAKE = {
+    "spectral norm": by_norm(),
+    "spectral norm, smooth": by_norm(response="smooth", eps=0.5),
+    "spectral norm, learned": learned(by_norm)(),
+    "spectral norm, of parameters": by_norm(limit=thresholds.relative_to_params(0.5)),
+    "power iteration": by_norm(optclip.norms.Spectral("power_iteration", 9)),
+    "l2": by_norm("l2", response="proportional"),
+    "rms, strict": by_norm("rms", 0.5, strict=True),
+    "eigh": by_values("hard"),
+    "eigh, learned": learned(by_values)("hard"),
+    "spectra": lambda axes: optclip.recipes.spectra(
+        optax.identity(), 2.0, max_gradient=3.0, matrix_axes=axes
+    ),
+    "eigh, user": by_values(square_root_capper),
+    **{f"eigh, {x}": by_values(x) for x in ("smooth", "normalize", "drop")},
+    **{
+        f"products, {x}": by_values(x, "newton_schulz")
+        for x in ("hard", "smooth", "normalize")
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "axes", "dtype"),
+    [
+        (make, axes, ("float32", "bfloat16")[i // 4 % 2])
+        for i, make in enumerate(MAKE)
+        for axes in covering.rotated(list(FLAT), i)
+    ],
+)
+def test_flattened_axes_equal_reshaped_leaf(make, axes, dtype):
+    """Over steps, with the same record and memory; vectors and numbers are as usual."""
+    steps = [KERNEL, 9 * KERNEL[::-1], 0.1 * KERNEL]
+    kernels = np.stack(steps).astype(dtype)
+    others = {"vector": np.ones((3, 7), dtype), "number": np.ones(3, dtype)}
+    flat = jax.vmap(lambda x: reshaped(x, axes))(kernels)
+    found, expected = (
+        over_steps(MAKE[make](of), tree, tree)
+        for of, tree in (
+            (axes, {"kernel": kernels, **others}),
+            ((-2, -1), {"kernel": flat, **others}),
+        )
+    )
+    found[0]["kernel"] = jax.vmap(lambda x: reshaped(x, axes))(found[0]["kernel"])
+    assert helpers.differs(found[0]["kernel"], flat)
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        x, y = (np.float64(a).reshape(-1) for a in (x, y))
+        # Rows and columns change places where the reshaped leaf has them reversed.
+        np.testing.assert_allclose(x, y, atol=2e-5 if dtype == "float32" else 0.02)
+
+
+@pytest.mark.parametrize("make", ["spectral norm", "eigh", "products, hard"])
+def test_flattened_axes_have_derivatives_and_batches(make):
+    def changes(axes, *shape):
+        tx = MAKE[make](axes)
+
+        def change(x):
+            def clip(x):
+                return tx.update(x, tx.init(x))[0]
+
+            return jax.jvp(clip, (x,), (jnp.roll(x, 1, -1),))[1]
+
+        xs = np.stack([KERNEL, KERNEL[::-1]]).reshape(2, *shape)
+        return helpers.quick_jit(jax.vmap(change))(xs).reshape(2, 24, 5)
+
+    expected = changes((-2, -1), 24, 5)
+    np.testing.assert_allclose(changes((..., -1), 3, 2, 4, 5), expected, atol=2e-5)
+
+
+def test_orthogonalized_convolution_points_along_optax_muon():
+    """Both flatten a kernel `(h, w, inputs, outputs)`; Muon's values are near 1."""
+    over = optclip.singular_values((..., -1), method="newton_schulz")
+    dims = {"kernel": optax.contrib.MuonDimensionNumbers((0, 1, 2), 3)}
+    ours, muon = (
+        helpers.quick_jit(tx.update)(tree, tx.init(tree))[0]["kernel"].reshape(24, 5)
+        for tree in [{"kernel": KERNEL}]
+        for tx in (
+            optclip.clip_by(1.0, over=over, response="normalize"),
+            optax.contrib.scale_by_muon(beta=0.0, weight_dimension_numbers=dims),
+        )
+    )
+    u, _, vt = np.linalg.svd(np.float64(KERNEL.reshape(24, 5)), full_matrices=False)
+    np.testing.assert_allclose(ours, u @ vt, atol=5e-5)
+    assert np.vdot(ours, muon) > 0.98 * np.linalg.norm(ours) * np.linalg.norm(muon)
+
+
+def test_plain_matrix_is_clipped_by_the_same_program():
+    """So one transformation is for a whole model."""
+    programs = {
+        str(
+            jax.make_jaxpr(functools.partial(MAKE["eigh"](axes).update, state=None))(
+                KERNEL[0, 0]
+            )
+        )
+        for axes in ((-2, -1), (..., -1), (0, ...), ((0,), 1))
+    }
+    assert len(programs) == 1
+
+
+def test_state_of_other_matrix_axes_is_rejected():
+    x = np.ones((2, 2, 2), np.float32)
+    every = [(0, 1), (0, 2), (..., -1), (-1, ...), ((0, 1), 2), (0, (1, 2))]
+    txs = [learned(by_norm)("l2")(axes) for axes in every]
+    states = [tx.init(x) for tx in txs]
+    assert len({key for state in states for key in state.clip_memory}) == len(every)
+    assert list(states[4].clip_memory) == ["Norm 2 0 of Matrices 0+1 2"]
+    with pytest.raises(ValueError, match=r"'Norm 2 0 of Matrices 0 1\+2', got"):
+        txs[5].update(x, states[4])
