@@ -170,10 +170,11 @@ def find_heads(
     rank_of = dict(zip(paths, map(jnp.ndim, flat.leaves), strict=True))
     queries, keys = _matches("query", query, paths), _matches("key", key, paths)
     paths_by_layer: dict[str, tuple[list[str], list[str]]] = {}
-    for path in queries:
-        paths_by_layer.setdefault(_in_common(path, keys), ([], []))[0].append(path)
-    for path in keys:
-        paths_by_layer.setdefault(_in_common(path, queries), ([], []))[1].append(path)
+    for side, (these, others) in enumerate([(queries, keys), (keys, queries)]):
+        shared = {start for path in others for start in _starts(path)}
+        for path in these:
+            layer = max(shared.intersection(_starts(path)), key=len)
+            paths_by_layer.setdefault(layer, ([], []))[side].append(path)
     for name, (query_paths, key_paths) in paths_by_layer.items():
         if not query_paths or not key_paths:
             lone = (query_paths or key_paths)[0]
@@ -231,17 +232,9 @@ def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:
     return matching
 
 
-def _in_common(path: str, others: list[str]) -> str:
-    """Return the longest start of a path, in whole words, that another shares."""
-    words = path.split("/")
-
-    def front(other: str) -> list[str]:
-        pairs = zip(words, other.split("/"), strict=False)
-        return [
-            a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-        ]
-
-    return "/".join(max(map(front, others), key=len))
+def _starts(path: str) -> list[str]:
+    """Return the starts of a path in whole words, from none to all of them."""
+    return ["", *itertools.accumulate(path.split("/"), "{}/{}".format)]
 
 
 def listed(paths: list[str]) -> str:
