@@ -156,13 +156,32 @@ def update_to(new: jax.Array, param: jax.Array, update: jax.Array) -> jax.Array:
     return _leaves.narrow(rounded - param.astype(rounded.dtype), update)
 
 
+# Rounding by steps has no derivative, so it gets the derivative 1.
+@jax.custom_jvp
 def _rounded(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Return `x` rounded to the precision of `like`, in its own dtype."""
+    """Return `x` rounded to the precision of `like`, in its own dtype.
+
+    A number above the largest of `like` keeps its size, so that the cast decides.
+    """
     if x.dtype == like.dtype:
         return x
     if jnp.iscomplexobj(x):
         part = jnp.real(like)
         return lax.complex(_rounded(jnp.real(x), part), _rounded(jnp.imag(x), part))
-    # XLA may remove a cast to a narrow dtype and back, but never this operation.
-    info = jnp.finfo(like.dtype)
-    return lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+    info, wide = jnp.finfo(like.dtype), jnp.finfo(x.dtype)
+    # XLA may remove a cast to a narrow dtype and back, but never this operation. With
+    # fewer exponent bits it would flush subnormal numbers of the narrow dtype.
+    rounded = lax.reduce_precision(x, wide.nexp, info.nmant)
+    if info.nexp == wide.nexp:
+        return rounded
+    # Subnormal numbers are multiples of the smallest one, a power of two.
+    step = float(info.smallest_subnormal)
+    multiple = lax.round(x * (1 / step), lax.RoundingMethod.TO_NEAREST_EVEN) * step
+    return select(jnp.abs(x) < float(info.tiny), multiple, rounded)
+
+
+@_rounded.defjvp
+def _rounded_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    return _rounded(*primals), tangents[0]

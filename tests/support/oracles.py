@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -114,3 +115,16 @@ def by_singular_value(
         return u * left[..., None, :] @ vt
 
     return jax.tree.map(clip, tree)
+
+
+def step(values: np.ndarray, dtype: chex.ArrayDType) -> np.ndarray:
+    """Return the distance of the numbers of a dtype next to each value."""
+    info = jnp.finfo(dtype)
+    _, exponent = np.frexp(values)
+    return np.ldexp(1.0, np.maximum(exponent - 1, int(info.minexp)) - info.nmant)
+
+
+def rounded(values: np.ndarray, dtype: chex.ArrayDType) -> np.ndarray:
+    """Round to the numbers of a dtype, ties to even, without a largest number."""
+    steps = step(values, dtype)
+    return np.round(values / steps) * steps
