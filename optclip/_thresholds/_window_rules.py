@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
@@ -237,15 +238,8 @@ class MeanPlusStd(OfPositive):
         memory = _with_integers(memory)
 
         def bound(ring: jax.Array, count: jax.Array) -> jax.Array:
-            if self.log:
-                # The memory holds the norms. A loss of at most 0 has no logarithm.
-                ring = jnp.log(jnp.maximum(ring, jnp.finfo(ring.dtype).tiny))
-            mean, deviation = _mean_and_deviation(ring, count, self.ddof)
-            # After equal norms the deviation is 0. The minimum of 1e-6 of the mean, or
-            # of a norm, avoids clipping rounding errors.
-            least = jnp.full_like(mean, 1e-6) if self.log else jnp.abs(mean) * 1e-6
-            threshold = mean + as_like(self.k, mean) * jnp.maximum(deviation, least)
-            threshold = jnp.exp(threshold) if self.log else threshold
+            of = self._of_logs if self.log else self._of_norms
+            threshold = of(ring, count)
             return jnp.where(
                 count >= self.needed,
                 threshold,
@@ -254,6 +248,32 @@ class MeanPlusStd(OfPositive):
 
         thresholds = jax.tree.map(bound, memory.norms, memory.num_known)
         return thresholds, _with_norms(memory, seen.norm, self.window)
+
+    # After equal norms the deviation is 0. The minimum of 1e-6 of the mean, or of a
+    # norm, avoids clipping rounding errors.
+    def _of_norms(self, ring: jax.Array, count: jax.Array) -> jax.Array:
+        mean, deviation = _mean_and_deviation(ring, count, self.ddof)
+        least = jnp.abs(mean) * 1e-6
+        return mean + as_like(self.k, mean) * jnp.maximum(deviation, least)
+
+    def _of_logs(self, ring: jax.Array, count: jax.Array) -> jax.Array:
+        # A loss of at most 0 has no logarithm.
+        ring = jnp.maximum(ring, jnp.finfo(ring.dtype).tiny)
+        # Relative to the largest norm, the logarithms of equal norms are exactly 0.
+        peak = jnp.max(ring, axis=-1)
+        logs = _log_of_ratio(ring, _along(peak, ring))
+        mean, deviation = _mean_and_deviation(logs, count, self.ddof)
+        log = mean + as_like(self.k, mean) * jnp.maximum(deviation, 1e-6)
+        # A third of the logarithm of any ratio of two floats is in the range of exp.
+        third = jnp.exp(log / 3)
+        return peak * third * third * third
+
+
+def _log_of_ratio(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return `log(a / b)` of positive numbers whose ratio may be out of range."""
+    (a, exponent_a), (b, exponent_b) = jnp.frexp(a), jnp.frexp(b)
+    exponent = (exponent_a - exponent_b).astype(a.dtype)
+    return jnp.log(a / b) + exponent * math.log(2)
 
 
 def _mean_and_deviation(
@@ -310,8 +330,8 @@ def mean_plus_std(
         only if they are above 0.
 
     Returns:
-      A rule. The deviation is at least `1e-6 * mean`, so that rounding errors of equal
-      norms are not clipped.
+      A rule. The deviation is at least `1e-6 * mean`, or 1e-6 of logarithms,
+      so that rounding errors of equal norms are not clipped.
 
     Edge cases:
       - Zero, NaN or inf norm: not stored.

@@ -10,11 +10,17 @@ from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip import thresholds as T
-from tests.support import covering, helpers, rules
+from tests.support import covering, helpers, rules, running_rules
 from tests.support.running_rules import INF, thresholds_of
 from tests.support.steps import history, over_steps
 
 NORMS = rules.NORMS[:60]
+
+
+def each_limit(rule, norms):
+    """Return the thresholds of a rule for each row of norms."""
+    limits = jax.vmap(lambda row: running_rules.limits_of(rule, row))
+    return np.float64(helpers.optimized_jit(limits)(norms))
 
 
 def limits_of(rule):
@@ -186,15 +192,47 @@ def test_statistic_of_elements_on_unknown_axes_is_rejected():
         mapped(jnp.ones(4))
 
 
-def test_logarithmic_mean_plus_std_follows_float64():
-    limits, clipped, _ = limits_of(T.mean_plus_std(1.0, 8, warmup=4, log=True))
-    ring = []
-    for norm, limit in zip(NORMS, limits, strict=True):
-        logs = np.log(ring[-8:]) if len(ring) >= 4 else None
-        expected = INF if logs is None else np.exp(np.mean(logs) + np.std(logs))
-        np.testing.assert_allclose(limit, expected, rtol=1e-5)
-        ring += [norm] if np.isfinite(norm) and norm > 0 else []
-    assert 0 < clipped.mean() < 1
+@pytest.mark.parametrize("spread", [0, 1e-6, 0.1, 3, 40])
+def test_logarithmic_mean_plus_std_follows_float64(spread):
+    """Also where ratios of norms exceed the range of float32."""
+    normal = np.random.default_rng(0).normal(size=(5, 30))
+    centers = np.array([-60, -20, 0, 20, 60])[:, None]
+    logs = np.clip(centers + spread * normal, -85, 85)
+    norms = np.float32(np.exp(logs))
+    rule = T.mean_plus_std(1.0, 8, warmup=4, log=True)
+    logs = np.log(np.float64(norms))
+    for limits, row in zip(each_limit(rule, norms), logs, strict=True):
+        assert np.all(np.isinf(limits[:4]))
+        for i in range(4, 30):
+            last = row[max(0, i - 8) : i]
+            log = np.mean(last) + max(np.std(last), 1e-6)
+            if abs(log) < 85:
+                np.testing.assert_allclose(limits[i], np.exp(log), rtol=3e-5)
+
+
+# Other rules have a first threshold of their own, or a definition below equal norms:
+# an average that starts at zero, the moments of Adam, and the norm before the first.
+ABOVE_EQUAL_NORMS = {
+    "ema, first": T.ema(1.0, 0.9, warmup=0),
+    "ema, debiased": T.ema(1.0, 0.9, warmup=0, start="debiased"),
+    "ema, warm": T.ema(1.0, 0.99, warmup=3, max_norm=INF),
+    "mean_plus_std": T.mean_plus_std(1.0, 7),
+    "quantile": T.quantile(0.1, 7),
+    "quantile, traced": T.quantile(jnp.float32(0.3), 7),
+    "scaled": T.scaled(T.quantile(0.5, 7), 1.0),
+    "zscore": T.zscore(1.0, 0.9, 3),
+    "zscore, mean": T.zscore(0.1, 0.9, 3, "mean"),
+    "zscore, percentile": T.zscore(0.1, 0.9, 3, "percentile"),
+} | {f"log, {k}": T.mean_plus_std(k, 7, log=True) for k in (0, 0.1, 1, 3)}
+
+
+@pytest.mark.parametrize("name", ABOVE_EQUAL_NORMS)
+def test_equal_norms_of_any_size_are_never_clipped(name):
+    exponents = np.random.default_rng(0).uniform(-37, 37, size=(400, 1))
+    # `mean_plus_std` computes 1e-6 of a norm, which must be in range.
+    exponents = np.maximum(exponents, -31) if name == "mean_plus_std" else exponents
+    norms = np.broadcast_to(np.float32(10**exponents), (400, 20))
+    assert np.all(each_limit(ABOVE_EQUAL_NORMS[name], norms) >= norms)
 
 
 def test_statistic_of_one_norm_is_that_norm():
