@@ -25,7 +25,7 @@ from ._matrix_algebra import eigenvalues, eigh, gram
 _LEAST_EXPONENT = -100
 
 
-# The axes of the rows and of the columns of a matrix; of a vector one, of a number none.
+# The axes of the rows and of the columns of a matrix; one side for a vector.
 Sides = tuple[tuple[int, ...], ...]
 
 
@@ -80,7 +80,8 @@ def matrices_of(block: Block, dtype: DTypeLike | None = None) -> MatrixBlock:
     if len(sides) > 2:
         raise ValueError(
             f"A matrix must have two axes, got {len(sides)} for a leaf of shape"
-            f" {shape}. Pass over=optclip.matrices(), which batches over the others."
+            f" {shape}. Pass over=optclip.matrices(), which batches over the others, or"
+            " matrices((..., -1)), which flattens all but the last."
         )
     x = _leaves.widen(jnp.asarray(leaf.array), dtype)
     sides, split = _smaller_first(x, shape, sides, declared)
