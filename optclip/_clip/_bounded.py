@@ -70,6 +70,8 @@ def bounded(
     lower, upper = (
         as_limit(bound, size.dtype, towards_zero=strict) for bound in (lower, upper)
     )
+    if jnp.iscomplexobj(x) and not getattr(response, "signed", False):
+        upper = _of_modulus(name, upper)
     lower, upper = _at(name, "lower", lower, size), _at(name, "upper", upper, size)
     if cleaned:
         # Elements are cleaned before the bounds apply, since these keep NaN and turn
@@ -77,6 +79,17 @@ def bounded(
         is_off = jnp.isinf(lower) & jnp.isinf(upper)
         x = jnp.where(~is_off & ~jnp.isfinite(x), jnp.zeros_like(x), x)
     return _moved(x, lower, upper, response, like, strict)
+
+
+def _of_modulus(name: str, upper: jax.Array | np.ndarray) -> jax.Array:
+    """Return an upper bound of moduli; NaN if it is traced and below 0, or raise."""
+    known = _validate.concrete(upper)
+    is_right = known is None or not np.any(known < 0)
+    wanted = f"at least 0 for {name}, whose complex elements are clipped by modulus"
+    advice = "Clip real and imaginary parts as two leaves."
+    _validate.require("upper", upper, is_right, wanted, advice)
+    # The root of the negative part is NaN or 0; a constant NaN would trip debug_nans.
+    return jnp.asarray(upper) + jax.lax.stop_gradient(jnp.sqrt(jnp.minimum(upper, 0)))
 
 
 def _moved(
@@ -136,8 +149,9 @@ def _complex_goal(
     strict: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Return complex numbers with clipped moduli, and which of them are clipped."""
-    # A modulus is never negative, so a lower bound of -limit counts as 0.
-    goal = response.element(size, jnp.maximum(lower, 0), jnp.maximum(upper, 0))
+    if not getattr(response, "signed", False):
+        lower = jnp.maximum(lower, 0)
+    goal = response.element(size, lower, upper)
     moved = goal != size
     wide = _pointing(wide)
     # The modulus has rounding errors, so strict clipping stays below by their bound.

@@ -70,6 +70,19 @@ def test_complex_values_are_clipped_by_modulus(run):
     np.testing.assert_allclose(clip(np.array(x, np.complex64)), expected, rtol=1e-6)
 
 
+def test_complex_values_with_bounds_of_one_sign():
+    """Small moduli grow to a positive lower bound; no modulus is below 0."""
+    x = np.complex64([3 + 4j, 0.3 + 0.4j, 0, 12])
+    grown = F.clip_by_value(x, lower=1.0, upper=10.0)
+    np.testing.assert_allclose(grown, [3 + 4j, 0.6 + 0.8j, 0, 10], rtol=1e-6)
+    traced = helpers.quick_jit(lambda upper: F.clip_by_value(x, -8.0, upper))
+    np.testing.assert_array_equal(traced(-7.0), np.full(4, np.nan + np.nan * 1j))
+    for upper in (-7.0, np.float32([1, 1, 1, -7])):
+        tx = optclip.clip_by_value(lower=-8.0, upper=upper)
+        with pytest.raises(ValueError, match=r"`upper` must be .* real and imaginary"):
+            jax.eval_shape(tx.update, x, tx.init(x))
+
+
 def test_strict_complex_bound_is_never_exceeded():
     z = (np.random.default_rng(0).normal(size=(5000, 2)) @ [3, 3j]).astype(np.complex64)
     clip = helpers.optimized_jit(
