@@ -42,6 +42,10 @@ from ._ghost._formulas import Scaled
 ExampleResponse = ResponseLike | Literal["auto_s", "unit"]
 Relation = Literal["add_or_remove", "zero_out", "replace_one"]
 
+_TINY, _LARGEST = (
+    float(x) for x in (jnp.finfo("float32").tiny, jnp.finfo("float32").max)
+)
+
 # In strict clipping, a smaller weight counts as 0. With the smallest threshold, 2**-36,
 # a product of 2**40 elements then loses less to subnormal numbers than the margin.
 _LEAST_WEIGHT = {"float32": 2.0**-64, "float64": 2.0**-512}
@@ -93,8 +97,8 @@ def response_of(response: Any) -> BaseResponse:
     _validate.require(
         "response",
         response,
-        not how.compares_norms,
-        "a response that depends on a single norm",
+        not how.compares_norms and not how.signed,
+        "a response that depends on a single norm, which its threshold bounds",
         "Pass 'hard'.",
     )
     return how if type(how) is Hard else _Capped(how)
@@ -225,7 +229,7 @@ class Bound:
             most = _wide(self.max_weight)
             # A negative traced limit makes weights zero.
             whole *= most if isinstance(most, float) else jnp.maximum(most, 0)
-        return whole / _wide(self.normalize_by)
+        return _or_inf(_or_inf(whole) / _wide(self.normalize_by))
 
     def _whole(self, params: PyTree) -> Any:
         """Return the root of the sum of squared thresholds, each 1 for `unit`."""
@@ -321,6 +325,20 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
     return layout, norms
 
 
+def _or_inf(bound: Any) -> Any:
+    """Return a bound of sums, inf if a sum in float32 may be infinite."""
+    return math.inf if isinstance(bound, float) and bound > _LARGEST else bound
+
+
+def check_normal(name: str, value: Any, *, above: bool = False) -> None:
+    """Raise unless a number is a normal float32 or, unless it must be `above`, 0."""
+    known = _validate.concrete(_validate.plain(name, value, above=above))
+    is_normal = known is None or bool(known == 0 or _TINY <= float(known) <= _LARGEST)
+    wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
+    advice = "In float32 it would be 0 or inf."
+    _validate.require(name, value, is_normal, wanted, advice)
+
+
 def _wide(value: Any) -> Any:
     """Return a number in float64, or a traced one in float32 or wider."""
     concrete = _validate.concrete(value)
@@ -343,7 +361,7 @@ def bound_of(
     """Return the validated bound that a user's arguments specify."""
     scope = declaring(_scope(over), threshold)
     _check_threshold(threshold, scope)
-    _validate.plain("normalize_by", normalize_by, above=True)
+    check_normal("normalize_by", normalize_by, above=True)
     is_unit = isinstance(response, str) and response == "unit"
     how = response_of(response)
     if max_weight is not None:
@@ -354,6 +372,8 @@ def bound_of(
         _validate.require(
             "max_weight", max_weight, not jnp.shape(max_weight), wanted, advice
         )
+        if _validate.concrete(max_weight) != math.inf:
+            check_normal("max_weight", max_weight)
     bound = Bound(
         threshold, scope, how, nonfinite, strict, normalize_by, is_unit, max_weight
     )

@@ -108,7 +108,8 @@ class ClippedGrad:
             groups.
 
         Returns:
-          A float, or an array if a threshold is traced.
+          A float, inf where a float32 sum may overflow; an array if a threshold is
+          traced.
         """
         return self.bound.sensitivity(relation, params)
 
@@ -171,8 +172,8 @@ def clipped_grad(
         `"propagate"` adds NaN, and `"raise"` raises under `checkify`.
       strict: Whether no example adds more than C after rounding, which clips to
         `C * (1 - 1.3e-4)`. Default: True.
-      max_weight: Largest magnitude of a weight, which multiplies the sensitivity; inf
-        for any. Default: None, a function without weights.
+      max_weight: Largest magnitude of a weight, which multiplies the sensitivity: 0, a
+        normal float32, or inf for any. Default: None, a function without weights.
 
     Returns:
       A `ClippedGrad`. Call it with the loss's arguments, and optionally `padding`

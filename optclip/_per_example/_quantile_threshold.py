@@ -14,12 +14,8 @@ from jax import lax
 from .._arrays import _collectives, _placement, _validate
 from .._arrays._numerics import as_like, promotable
 from .._arrays._types import Number, PyTree
-from ._bound import Relation
+from ._bound import Relation, check_normal
 from ._clip_then_sum import ExampleInfo
-
-_TINY, _LARGEST = (
-    float(x) for x in (jnp.finfo("float32").tiny, jnp.finfo("float32").max)
-)
 
 
 class QuantileState(NamedTuple):
@@ -103,15 +99,10 @@ class QuantileThreshold:
 
     def __post_init__(self) -> None:
         _validate.fraction("quantile", self.quantile)
-        _validate.plain("learning_rate", self.learning_rate, above=True)
-        _validate.plain("count_noise", self.count_noise)
+        check_normal("count_noise", self.count_noise)
+        for name in ("learning_rate", "min_value", "max_value"):
+            check_normal(name, getattr(self, name), above=True)
         least, most = self.min_value, self.max_value
-        for name, value in (("min_value", least), ("max_value", most)):
-            _validate.plain(name, value, above=True)
-            is_normal = not (_is_above(_TINY, value) or _is_above(value, _LARGEST))
-            wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
-            advice = "The threshold could not leave 0 or inf."
-            _validate.require(name, value, is_normal, wanted, advice)
         wanted = f"at least `min_value`, {least}"
         _validate.require("max_value", most, not _is_above(least, most), wanted)
         values = self._init_values
@@ -124,7 +115,7 @@ class QuantileThreshold:
             _validate.require("init_value", value, is_between, wanted)
         size = self.expected_batch_size
         if size is not None:
-            _validate.plain("expected_batch_size", size, above=True)
+            check_normal("expected_batch_size", size, above=True)
         is_enough = size is not None or not self.count_noise
         wanted = "the expected number of examples with `count_noise`"
         advice = "The actual number is sensitive, so it cannot be used."

@@ -678,6 +678,19 @@ MESSAGES = {
     "per_example.clipped_grad.max_weight": [
         (math.nan, V, "`max_weight` must be at least 0, got nan (float). inf does not"),
         (np.ones(2), V, "Pass the weights of the examples in the call, weights=."),
+        (1e39, V, "`max_weight` must be from 1.18e-38 to 3.4e+38, a normal float32"),
+        (np.float64(3.5e38), V, "a normal float32, got"),
+        (1e-39, V, "a normal float32, got 1e-39 (float). In float32 it would be 0 or"),
+    ],
+    "per_example.clipped_grad.normalize_by": [
+        (1e39, V, "`normalize_by` must be from 1.18e-38 to 3.4e+38, a normal float32"),
+        (1e-39, V, "a normal float32, got 1e-39 (float). In float32 it would be 0 or"),
+    ],
+    "per_example.QuantileThreshold.learning_rate": [
+        (1e39, V, "`learning_rate` must be from 1.18e-38 to 3.4e+38, a normal float32"),
+    ],
+    "per_example.QuantileThreshold.expected_batch_size": [
+        (1e-40, V, "`expected_batch_size` must be from 1.18e-38 to 3.4e+38, a normal"),
     ],
     "per_example.clipped_sum.weights": [
         (jnp.array([True, False]), T, "For bools, pass padding=~weights."),
@@ -701,7 +714,7 @@ MESSAGES = {
         (1.0, V, "`init_value` must be from `min_value` to `max_value`, 1.0 to"),
     ],
     "per_example.QuantileThreshold.max_value": [
-        (1e39, V, "a normal float32, got 1e+39 (float). The threshold could not leave"),
+        (1e39, V, "a normal float32, got 1e+39 (float). In float32 it would be"),
         (1e-11, V, "`max_value` must be at least `min_value`, 1e-10, got 1e-11"),
     ],
     "plot.norms.history": [

@@ -1,6 +1,7 @@
 """No example changes a sum by more than the sensitivity, in float64."""
 
 import functools
+import itertools
 import math
 
 import jax
@@ -66,6 +67,20 @@ def test_sensitivity_of_traced_threshold_is_array():
     of = optimized_jit(of)
     np.testing.assert_allclose(of(3.0), [6, math.sqrt(10), 6], rtol=1e-6)
     np.testing.assert_array_equal(of(-1.0), [0, 1, 0])
+
+
+@pytest.mark.parametrize("by", [1.2e-38, 1.0, 1e30])
+def test_sum_is_within_sensitivity_for_numbers_of_any_size(by):
+    """A sum that float32 cannot hold has a sensitivity of inf."""
+    bounded = 0
+    for c, weight in itertools.product([1e-9, 1.0, 1e30, 1e39], [1e-9, 1.0, 1e38]):
+        f = clipped_grad(linear, c, max_weight=weight, normalize_by=by)
+        found, _ = f(
+            np.zeros(2, np.float32), np.float32([[3, 4]]), weights=np.float32([3e38])
+        )
+        assert length(found) <= f.sensitivity()
+        bounded += f.sensitivity() < np.inf
+    assert bounded >= 3
 
 
 def cast(x, dtype):
