@@ -49,6 +49,7 @@ from . import (
     thresholds,
     typing,
 )
+from ._arrays._call_errors import no_attribute as _no_attribute
 from ._arrays._prefix import by_path
 from ._attention._clip_logits_transform import clip_attention_logits
 from ._attention._heads import Heads, find_heads
@@ -140,9 +141,8 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> object:
-    found = [f"{m.__name__}.{name}" for m in _MODULES if name in m.__all__]
-    hint = f". Did you mean {found[0]}?" if found else ". See docs/migrating.md."
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    found = (f"{m.__name__}.{name}" for m in _MODULES if name in m.__all__)
+    raise _no_attribute(__name__, name, next(found, None))
 
 
 def __dir__() -> list[str]:

@@ -12,5 +12,6 @@ Keras is imported at the first call and installed by `pip install keras`. Set
 """
 
 from ._keras._clipped import clip_state, clipped, log_metrics
+from ._keras._library import __getattr__ as __getattr__
 
 __all__ = ["clip_state", "clipped", "log_metrics"]

@@ -48,6 +48,26 @@ _NEEDLESS = {
     "foreach": "XLA compiles the norms of all leaves together.",
     "name": "a function has no record to name.",
 }
+# Functions of optax, PyTorch and TensorFlow, with ours.
+_FUNCTIONS = {
+    "adaptive_grad_clip": "optclip.recipes.agc",
+    "apply_if_finite": "optclip.skip",
+    "clip": "optclip.clip_by_value",
+    "clip_by_block_rms": "optclip.clip_by_rms",
+    "clip_grad_norm_": "optclip.functional.clip_by_global_norm",
+    "clip_grad_value_": "optclip.functional.clip_by_value",
+    "differentially_private_aggregate": "optclip.per_example.aggregate",
+    "get_total_norm": "optclip.functional.global_norm",
+    "per_example_global_norm_clip": "optclip.per_example.clipped_sum",
+    "per_example_layer_norm_clip": "optclip.per_example.clipped_sum",
+    "skip_large_updates": "optclip.skip",
+    "zero_nans": "optclip.skip",
+}
+# Constraints of parameters, in lower case and without underscores.
+_CONSTRAINTS = frozenset(
+    {"clipconstraint", "keepparamsnonnegative", "maxnorm", "maxnormconstraint"}
+    | {"minmaxnorm", "nonneg", "nonnegative", "unitnorm"}
+)
 # Options of the general form alone.
 _GENERAL = ("over", "norm")
 _GRADIENTS = ("t_list", "t", "grads", "gradients", "values", "parameters", "updates")
@@ -83,6 +103,17 @@ def explains_call(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def no_attribute(module: str, name: str, ours: str | None = None) -> AttributeError:
+    """Return the error for a name that a module does not have."""
+    hint, ours = "See docs/migrating.md.", ours or _FUNCTIONS.get(name)
+    if ours is not None:
+        hint = f"Did you mean {ours}?"
+    elif name.replace("_", "").lower() in _CONSTRAINTS:
+        hint = "Use optclip.constrain(optimizer, clip), see docs/clipping_parameters.md"
+        hint += " for each `clip`. In model.fit, constraints of Keras work too."
+    return AttributeError(f"module {module!r} has no attribute {name!r}. {hint}")
 
 
 def pure_call(function: str, *names: str) -> str:

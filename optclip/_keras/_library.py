@@ -6,6 +6,13 @@ import importlib
 import inspect
 from typing import Any
 
+from .._arrays._call_errors import no_attribute
+
+
+def __getattr__(name: str) -> object:
+    """Raise the error for a name that `optclip.keras`, which has this, lacks."""
+    raise no_attribute("optclip.keras", name)
+
 
 def keras() -> Any:
     """Return the module `keras`.

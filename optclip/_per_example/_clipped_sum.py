@@ -166,5 +166,7 @@ def _check_shapes(summed: PyTree, params: PyTree) -> None:
         raise ValueError(
             "The updates must have a leading axis of examples, got sums of shapes"
             f" {shapes} for parameters of shapes {wanted}. Pass per-example gradients,"
-            " such as from jax.vmap(jax.grad(loss), (None, 0))."
+            " such as from jax.vmap(jax.grad(loss), (None, 0)). optax.MultiSteps must"
+            " not contain it: use optax.chain(aggregate, optax.MultiSteps(optimizer, k)"
+            ".gradient_transformation())."
         )

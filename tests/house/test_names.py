@@ -12,6 +12,11 @@ EQUIVALENTS = {
     "quantile": "optclip.thresholds.quantile",
     "global_norm": "optclip.functional.global_norm",
     "clipped": "optclip.keras.clipped",
+    # Of another library.
+    "clip_grad_norm_": "optclip.functional.clip_by_global_norm",
+    "adaptive_grad_clip": "optclip.recipes.agc",
+    "per_example_global_norm_clip": "optclip.per_example.clipped_sum",
+    "zero_nans": "optclip.skip",
 }
 
 
@@ -27,6 +32,15 @@ def test_missing_name_raises_with_its_equivalent(name):
     for part in equivalent.split(".")[1:]:
         found = getattr(found, part)
     assert callable(found)
+
+
+@pytest.mark.parametrize("name", ["MaxNorm", "UnitNorm", "non_neg", "ClipConstraint"])
+@pytest.mark.parametrize("module", [optclip, optclip.keras])
+def test_missing_constraint_raises_with_page_of_constrain(module, name):
+    with pytest.raises(
+        AttributeError, match=r"constrain\(.*docs/clipping_parameters.md"
+    ):
+        getattr(module, name)
 
 
 def test_missing_name_without_equivalent_raises_as_usual():
