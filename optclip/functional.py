@@ -16,6 +16,7 @@ return the tree. `clip_attention_logits` returns the parameters and the coeffici
 A threshold is a number or an array of at least 0, or a prefix tree of these with None
 for unclipped. 0 clips to zero, inf clips nothing. A negative or NaN threshold raises
 ValueError, as does a leaf without the axes; a traced negative threshold counts as 0.
+Responses with `signed = True` receive negative ones.
 Norms and thresholds below 2**-60 count as 0, and so do elements below 2**-63 in a norm.
 `help(optclip.clip_by)` explains the shared options.
 """

@@ -7,6 +7,10 @@ float64 arrays of one shape. They may be traced, also outside of jit, so choose 
 0, in the same range, or inf. Return exactly 1 below the threshold to keep updates
 bit-identical. The response is not called for zero norms, which stay zero.
 
+An object with `signed = True` reads its threshold as a parameter, such as an exponent:
+negative numbers are passed on, which otherwise raise, or count as 0 if traced. Singular
+values below 2e-6 of the largest (4e-15 in float64) then become 0.
+
 For a norm n and a threshold c:
 
 ================ ================================== ================================

@@ -374,7 +374,7 @@ _LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
 
 def _with_zeros(clip: Clip, limits: Batched) -> Batched:
     def with_zeros(c: jax.Array) -> jax.Array:
-        c = zero_below(least_of(clip.strict, c.dtype), c)
+        c = zero_below(clip, least_of(clip.strict, c.dtype), c)
         return _xla.computed_once(c) if len(limits.values) >= MANY else c
 
     return limits.map(with_zeros)
@@ -388,7 +388,7 @@ def _fitted(
     check_replicated({name: limit, "eps": clip.eps}, norm)
     is_final = isinstance(limit, np.ndarray)
     if is_final:
-        limit = zero_below(least_of(clip.strict, norm.dtype), limit)
+        limit = zero_below(clip, least_of(clip.strict, norm.dtype), limit)
     _validate.broadcasts(name, limit.shape, norm.shape)
     return _numerics.broadcast_like(jnp.asarray(limit), norm), is_final
 
@@ -405,11 +405,13 @@ def check_replicated(limits: dict[str, Number], norm: jax.Array) -> None:
             _axis_names.check_replicated(argument, value, norm)
 
 
-def zero_below(least: float, limit: Limit) -> Limit:
-    """Return the threshold, or 0 if it is below `least`.
+def zero_below(clip: Clip, least: float, limit: Limit) -> Limit:
+    """Return the threshold, or 0 if it is below `least` and no signed parameter.
 
     A NumPy array stays one, since the program then has nothing left to compute.
     """
+    if clip.response.signed:
+        return limit
     if isinstance(limit, np.ndarray):
         return np.where(limit < least, np.zeros_like(limit), limit)
     # A threshold of 0 is not replaced, so it keeps its derivative from above.

@@ -132,6 +132,13 @@ def clip_of(
         "False for norms that are not entrywise, such as spectral norms",
         "Elements are rounded one by one, which can increase such a norm.",
     )
+    _validate.require(
+        "strict",
+        clip.strict,
+        not (clip.strict and response.signed),
+        "False for a response with `signed = True`",
+        "Its parameter bounds no norm.",
+    )
     return clip
 
 
@@ -142,7 +149,7 @@ def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
     value = _placement.beside(value, norm)
     limit = as_limit(value, dtype, towards_zero=clip.strict)
     check_replicated({name: limit, "eps": clip.eps}, norm)
-    return jnp.asarray(zero_below(0.0, limit))
+    return jnp.asarray(zero_below(clip, 0.0, limit))
 
 
 def _moved_leaf(

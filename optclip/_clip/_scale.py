@@ -208,7 +208,8 @@ def _uncompiled(
     coefficient = jnp.asarray(response.coefficient(divisor, threshold), norm.dtype)
     # A block whose norm counts as 0 is unchanged, except at a threshold of 0, where its
     # possibly tiny elements become zero.
-    coefficient = select(is_positive, coefficient, jnp.sign(threshold)) + alarm
+    of_zero = one if response.signed else jnp.sign(threshold)
+    coefficient = select(is_positive, coefficient, of_zero) + alarm
     return select(is_off, one, coefficient)
 
 

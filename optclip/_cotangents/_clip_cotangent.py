@@ -13,7 +13,7 @@ from .._arrays import _axis_names, _leaves, _packed_state, _prefix, _validate
 from .._clip import Clip, clip_of
 from .._functional import raise_if_exchanged
 from .._norms import of_order
-from .._responses import without_schedules
+from .._responses import BaseResponse, signs, without_schedules
 from .._scopes import ELEMENT, LEAF
 from .._typing import (
     AxisName,
@@ -115,7 +115,7 @@ def clip_cotangent(
     """
     clip = _clip(axis, ord, response, relative, nonfinite)
     reference = reference_of(relative)
-    _check_threshold(tree, max_norm)
+    _check_threshold(tree, max_norm, clip.response)
     _check_probe(probe)
     chosen = chosen_leaves(tree, mask)
     _check_leaves(chosen, axis)
@@ -152,7 +152,7 @@ def _clip(
     return clip_of(scope, of_order(ord), how, nonfinite=nonfinite)
 
 
-def _check_threshold(tree: PyTree, max_norm: Any) -> None:
+def _check_threshold(tree: PyTree, max_norm: Any, response: BaseResponse) -> None:
     _validate.require(
         "max_norm",
         max_norm,
@@ -164,7 +164,7 @@ def _check_threshold(tree: PyTree, max_norm: Any) -> None:
     raise_if_exchanged("max_norm", tree, max_norm)
     _validate.threshold_given("max_norm", max_norm)
     for value in jax.tree.leaves(max_norm):
-        _validate.number("max_norm", value)
+        _validate.number("max_norm", value, **signs(response))
 
 
 def _check_leaves(chosen: Chosen, axis: Any) -> None:

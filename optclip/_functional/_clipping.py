@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from .._arrays._call_errors import explains_call
 from .._arrays._numerics import as_array
 from .._clip import MOVE, SCALE, Clip, apply, clip_of, decide, lay_out, layout_of
 from .._norms import L2, Measured, NormLike, as_norm, flush_small, of_order
-from .._responses import Hard, without_schedules
+from .._responses import Hard, signs, without_schedules
 from .._scopes import ELEMENT, TREE, ScopeLike, as_scope, declaring
 from .._thresholds import Named, as_named
 from .._typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree, ResponseLike
@@ -44,7 +44,7 @@ def run(
     name, limits = named.name, named.value
     _validate.threshold_given(name, limits)
     raise_if_exchanged(name, tree, limits)
-    check_bound(name, limits)
+    check_bound(name, limits, **signs(clip.response))
     layout = layout_of(clip, tree)
     raise_if_data(tree)
     measured = clip.norm.measure(layout.blocks) if norms is None else Measured(norms)
@@ -81,10 +81,10 @@ def passed_norm(norm: Number | None, *, strict: bool) -> Batched | None:
     return Batched([flush_small(as_array(norm))])
 
 
-def check_bound(name: str, bound: PyTree, *, negative: bool = False) -> None:
+def check_bound(name: str, bound: PyTree, **how: Any) -> None:
     """Raise unless the entries of a threshold argument are numbers."""
     for value in jax.tree.leaves(bound):
-        _validate.number(name, value, negative=negative, rule_advice=_NEEDS_STATE)
+        _validate.number(name, value, rule_advice=_NEEDS_STATE, **how)
 
 
 def checks_limit(function: Callable[P, T]) -> Callable[P, T]:
@@ -361,7 +361,8 @@ def clip_by_value(
       limit: Symmetric bound, or the lower bound if passed by position with `upper`: a
         number, an array that broadcasts to each leaf, or a prefix tree of these with
         None for unbounded. Complex elements are clipped by their modulus.
-      upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
+      upper: Upper bound of any sign, in the same forms; for complex elements at least
+        0, and NaN if a traced one is negative. Default: None, unbounded.
       lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
       strict: Whether bounds are rounded toward zero in the dtype of each leaf.
       nonfinite: `"propagate"` moves inf to its bound and keeps NaN, `"zero"` zeros

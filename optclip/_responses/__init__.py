@@ -10,6 +10,7 @@ from ._response_argument import (
     UserResponse,
     as_response,
     is_same_always,
+    signs,
     without_schedules,
 )
 from ._responses import BaseResponse, Drop, Hard, Normalize, Smooth, band

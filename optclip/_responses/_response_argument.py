@@ -43,7 +43,8 @@ class Detached(BaseResponse):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "response", as_response(self.response))
-        object.__setattr__(self, "compares_norms", self.response.compares_norms)
+        for trait in ("compares_norms", "signed"):
+            object.__setattr__(self, trait, getattr(self.response, trait))
 
     def at(self, step: jax.Array | np.ndarray) -> Detached:
         """Return the response at a step, with the values of its schedules."""
@@ -59,6 +60,7 @@ class UserResponse(BaseResponse):
     """Check the results of a user's function `(norm, threshold) -> coefficient`."""
 
     function: Callable[[jax.Array, jax.Array], Any]
+    signed: bool = dataclasses.field(default=False, kw_only=True)
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         try:
@@ -160,10 +162,20 @@ def as_response(
     except TypeError as error:
         advice = f"It cannot take (norm, threshold): {error}."
         raise TypeError(_must_be_response(response, by_name, advice)) from error
+    signed = bool(getattr(response, "signed", False))
     element = getattr(response, "element", None)
     if element is not None:
-        return _UserElementResponse(function, element)
-    return UserResponse(function)
+        return _UserElementResponse(function, element, signed=signed)
+    return UserResponse(function, signed=signed)
+
+
+def signs(response: BaseResponse) -> dict[str, Any]:
+    """Return the options of `_validate.number` for the thresholds of a response."""
+    if response.signed:
+        return {"negative": True}
+    if not isinstance(getattr(response, "response", response), UserResponse):
+        return {}
+    return {"advice": "If it is a parameter of `response`, define its `signed = True`."}
 
 
 def without_schedules(

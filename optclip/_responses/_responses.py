@@ -34,9 +34,11 @@ class BaseResponse(abc.ABC):
 
     Attributes:
       compares_norms: Whether it also reads the other norms of the same leaf.
+      signed: Whether its threshold is a parameter that may be negative, as an exponent.
     """
 
     compares_norms: ClassVar[bool] = False
+    signed: bool = False
 
     @abc.abstractmethod
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> Number:

@@ -18,6 +18,7 @@ from .._arrays import _closures, _leaves, _placement, _validate
 from .._arrays._axis_names import Axes
 from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
+from .._arrays._numerics import root
 from .._arrays._types import Number
 from .._clip import (
     Action,
@@ -113,7 +114,7 @@ class Cap(Action):
                 # The norm is a bound, which may equal the threshold by chance.
                 same = decision.norms.entries()[block] == 0
             unclipped = jnp.all(same, -1, keepdims=True)
-            off = jnp.all(jnp.isinf(limits[block]), -1, keepdims=True)
+            off = jnp.all(limits[block] == jnp.inf, -1, keepdims=True)
             capped[i] = _as_leaf(leaf, parts.matrices, new, unclipped | off)
         return capped, one_where_unscaled(decision.layout, coefficients)
 
@@ -126,8 +127,9 @@ class Cap(Action):
         clipped = mapped(
             parts,
             limit,
-            lambda values, limit: respond(clip, values, limit),
+            functools.partial(_coefficients, clip),
             detached=isinstance(clip.response, Detached),
+            signed=clip.response.signed,
         )
         return times(matrices.unit, clipped)
 
@@ -148,6 +150,20 @@ class Cap(Action):
             is_smooth=clip.response == SMOOTH,
         )
         return times(matrices.unit, capped)
+
+
+def _coefficients(clip: Clip, values: jax.Array, limit: jax.Array) -> jax.Array:
+    """Return the coefficient of each singular value, 0 for noise if it may be large."""
+    coefficients = respond(clip, values, limit)
+    if not clip.response.signed:
+        return coefficients
+    is_noise = values < _noise(values) * jnp.max(values, -1, keepdims=True)
+    return jnp.where(is_noise, jnp.zeros_like(values), coefficients)
+
+
+def _noise(values: jax.Array) -> float:
+    """Return the fraction of the largest singular value below which others are 0."""
+    return float(16 * jnp.finfo(values.dtype).eps)
 
 
 def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Array:
@@ -207,11 +223,17 @@ _Arguments = tuple[Factors, jax.Array, jax.Array, jax.Array, *tuple[jax.Array, .
 
 
 def mapped(
-    factored: Factored, limit: jax.Array, coefficient: Coefficient, *, detached: bool
+    factored: Factored,
+    limit: jax.Array,
+    coefficient: Coefficient,
+    *,
+    detached: bool,
+    signed: bool = False,
 ) -> jax.Array:
     """Return each matrix with each singular value times its coefficient, in its `unit`.
 
-    If `detached`, the coefficients are constants to `jax.grad`.
+    If `detached`, the coefficients are constants to `jax.grad`. If `signed`, the limits
+    are parameters, so that values of all sizes must be accurate.
     """
     matrices, squares, vectors = factored
     if squares is None or vectors is None:
@@ -225,8 +247,11 @@ def mapped(
     # coefficient closes over, such as the value of a schedule, so they are arguments.
     function, consts = _closures.converted(coefficient, limit, limit)
     how = _How(function, matrices.split, detached)
-    # A threshold of 0 makes all values 0, whatever their accuracy.
-    lowest = jnp.min(jnp.where(limit > 0, limit, jnp.inf), -1, keepdims=True) / unit
+    if signed:
+        lowest = _noise(squares) * root(squares[..., -1:])
+    else:
+        # A threshold of 0 makes all values 0, whatever their accuracy.
+        lowest = jnp.min(jnp.where(limit > 0, limit, jnp.inf), -1, keepdims=True) / unit
     decomposition = factors(matrices.split, matrices.x, lowest, squares, vectors)
     return _mapped(how, decomposition, matrices.x, unit, limit, *consts)
 

@@ -88,8 +88,12 @@ def as_rules(
     *,
     negative: bool = False,
     none: float = math.inf,
+    **more: Any,
 ) -> PyTree:
-    """Return a threshold argument, or each leaf of a tree of them, as rules."""
+    """Return a threshold argument, or each leaf of a tree of them, as rules.
+
+    `negative` and `more` are options of `_validate.number`.
+    """
     if not negative:
         _validate.threshold_given(name, threshold)
 
@@ -102,7 +106,7 @@ def as_rules(
             raise TypeError(_validate.must_be(name, _WANTED, value, _advice(value)))
         if callable(value):
             return Schedule(value)
-        _validate.number(name, value, negative=negative)
+        _validate.number(name, value, negative=negative, **more)
         # JAX does not accept Python ints of more than 32 bits.
         return Constant(float(value) if isinstance(value, int) else value)
 

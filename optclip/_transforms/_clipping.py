@@ -66,7 +66,8 @@ def clip_by(
         rule of `optclip.thresholds`, or your own object with `init(norm)` and
         `update(seen, memory)`. For scopes of leaves and groups also a prefix tree of
         these, in which None means unclipped. 0 clips to zero; inf measures and clips
-        nothing. A traced negative threshold counts as 0.
+        nothing. A traced negative threshold counts as 0, unless `response` has the
+        attribute `signed = True`, for a parameter such as an exponent.
       over: Which elements share a norm: `"tree"` (default), `"leaf"`, `"element"`,
         `axes(...)`, `units(...)`, `groups(...)`, `layers(...)`, `matrices(...)`,
         `singular_values(...)`, or an instance of a subclass of `optclip.scopes.Scope`.
@@ -291,7 +292,8 @@ def clip_by_value(
         schedule, `optclip.thresholds` rule, or prefix tree of these. Complex elements
         are clipped by their modulus. Pass either `limit` or `lower` and `upper`.
       lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
-      upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
+      upper: Upper bound of any sign, in the same forms; for complex elements at least
+        0, and NaN if a traced one is negative. Default: None, unbounded.
       response: What happens outside the bounds. `"hard"` (default) moves elements to
         the bound, `"drop"` sets them to 0; `"normalize"` moves all elements. Other
         responses need a symmetric `limit`.

@@ -26,6 +26,7 @@ from .._clip import (
     coefficients_of,
     layout_of,
 )
+from .._responses import signs
 from .._scopes import EachElement, EachLeaf, Groups, Tree
 from .._thresholds import (
     Bounds,
@@ -256,7 +257,8 @@ def _check_structure(updates: PyTree, params: PyTree) -> None:
 
 def _rules_over(threshold: Named, clip: Clip) -> PyTree:
     _check_is_no_gradient(threshold, clip)
-    rules = as_rules(threshold.name, threshold.value)
+    _validate.threshold_given(threshold.name, threshold.value)
+    rules = as_rules(threshold.name, threshold.value, **signs(clip.response))
     if isinstance(clip.scope, Tree):
         # Raises for a tree of thresholds, since there is one norm.
         _prefix.map_prefix(threshold.name, lambda *_: None, rules, 0, is_leaf=is_rule)
@@ -276,6 +278,7 @@ def _check_is_no_gradient(threshold: Named, clip: Clip) -> None:
     for array in arrays:
         # A traced array passes, since its values are not known.
         known = _validate.concrete(array) if _validate.is_number(array) else None
-        if known is not None and not np.all(known >= 0):
+        is_signed = clip.response.signed
+        if known is not None and not (is_signed or np.all(known >= 0)):
             wanted = "at least 0"
             raise ValueError(_validate.must_be(name, wanted, array, advice))

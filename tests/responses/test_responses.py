@@ -2,6 +2,7 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import optclip
-from optclip import responses
+from optclip import functional, responses
 from optclip._responses import _responses
 from tests.support import helpers, oracles
 from tests.support.registry import LargestSoFar, square_root_capper
@@ -296,3 +297,98 @@ def test_response_that_branches_on_traced_norms_is_rejected(size):
     updates = [np.float32([3, 4])] * size
     with pytest.raises(TypeError, match=r"not branch on values.*Use jnp.where"):
         jax.jit(tx.update).lower(updates, tx.init(updates))
+
+
+# `signed = True`: the threshold is a parameter, such as an exponent.
+
+UNSIGNED = SimpleNamespace(coefficient=lambda norm, p: norm ** (p - 1))
+POWER = SimpleNamespace(signed=True, **vars(UNSIGNED))
+OF_ELEMENTS = SimpleNamespace(
+    **vars(POWER),
+    element=lambda x, lower, p: jnp.sign(x) * jnp.where(x == 0, 1, jnp.abs(x)) ** p,
+)
+PAIR = {"a": np.float32([[3, -4], [0, 2]]), "b": np.float32([0.25, -8])}
+
+
+SIGNED_SCOPES = {
+    "tree": ("tree", POWER, lambda x: np.sqrt(93.0625)),
+    "leaf": ("leaf", responses.detached(POWER), np.linalg.norm),
+    "axes": (optclip.axes(-1), POWER, lambda x: np.linalg.norm(x, axis=-1)[..., None]),
+    "element": ("element", POWER, lambda x: np.abs(x) + (x == 0)),
+    "moved": ("element", OF_ELEMENTS, lambda x: np.abs(x) + (x == 0)),
+}
+FORMS = {
+    "number": float,
+    "array": np.float32,
+    "schedule": lambda p: lambda step: p + 0.0 * step,
+    "rule": lambda p: SimpleNamespace(
+        init=lambda norm: (), update=lambda seen, m: (p, m)
+    ),
+    "scaled": lambda p: optclip.thresholds.scaled(p / 2, 2.0),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scope", SIGNED_SCOPES)
+def test_signed_response_receives_parameter(scope, form):
+    over, response, norm = SIGNED_SCOPES[scope]
+    for p in (0.25, -1e-9, -2.0):
+        tx = optclip.clip_by(FORMS[form](p), over=over, response=response)
+        out, _ = helpers.quick_jit(tx.update)(PAIR, tx.init(PAIR))
+        powered = jax.tree.map(lambda x, p=p: x * norm(x) ** (p - 1), PAIR)
+        helpers.assert_close(out, powered, ulps=40)
+        pure = functools.partial(functional.clip_by, over=over, response=response)
+        for run in (pure, helpers.quick_jit(pure)):
+            helpers.assert_close(run(PAIR, np.float32(p))[0], powered, ulps=40)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda how: optclip.clip_by({"a": -0.25, "b": None}, over="leaf", response=how),
+        lambda how: functional.clip_by_singular_value(PAIR, -0.25, response=how),
+        lambda how: optclip.clip_cotangent(PAIR, -0.25, response=how),
+    ],
+)
+def test_negative_constant_names_signed_attribute(call):
+    call(POWER)
+    for how in (UNSIGNED, UNSIGNED.coefficient, responses.detached(UNSIGNED)):
+        with pytest.raises(ValueError, match=r"at least 0, got -0\.25.*signed = True"):
+            call(how)
+    with pytest.raises(ValueError, match=r"`strict`.*signed"):
+        optclip.clip_by(1.0, strict=True, response=POWER)
+    with pytest.raises(ValueError, match="which its threshold bounds"):
+        optclip.per_example.clipped_grad(jnp.sum, 1.0, response=POWER)
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
+def test_signed_response_keeps_nan_and_policy(nonfinite):
+    bad = 0.0 if nonfinite == "zero" else np.nan
+    cases = [
+        (np.nan, 3, np.nan),
+        (-np.inf, 3, np.nan),
+        (np.inf, 3, 3),
+        (-2, np.inf, bad),
+    ]
+    for p, x, expected in [*cases, (-2, 0, 0)]:
+        clip = functools.partial(
+            functional.clip_by, response=POWER, nonfinite=nonfinite
+        )
+        np.testing.assert_array_equal(jax.jit(clip)(np.float32([x]), p)[0], [expected])
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("rank", [1, 5, 12])
+def test_power_of_singular_values_matches_decomposition(size, rank):
+    """DynMuon: the exponent falls from 0.25 to -0.25. Spectra span three decades."""
+    draw = np.random.default_rng(0).standard_normal
+    left, right = (np.linalg.qr(draw((n, 12)))[0] for n in (12, 20))
+    values = size * np.geomspace(1, 1e-3, 12) * (np.arange(12) < rank)
+    x = np.float32((left * values) @ right.T)
+    tx = optclip.clip_by_singular_value(lambda step: 0.25 - 0.25 * step, response=POWER)
+    state = tx.init(x)
+    for p in (0.25, 0.0, -0.25):
+        out, state = tx.update(x, state)
+        wanted = (left[:, :rank] * values[:rank] ** p) @ right[:, :rank].T
+        atol = 1e-4 * np.linalg.norm(wanted)
+        np.testing.assert_allclose(out, wanted, rtol=0, atol=atol)
