@@ -141,13 +141,20 @@ def test_fixed_threshold_keeps_the_memory_of_a_rule():
 def test_key_of_memory_has_numbers_but_no_address_and_no_path():
     """So that a restore in another process finds the same key."""
 
-    def key(**options):
+    def key(params=PARAMS, **options):
         tx = optclip.clip_by(RULE, **options)
-        return list(jax.eval_shape(tx.init, PARAMS).clip_memory)
+        return list(jax.eval_shape(tx.init, params).clip_memory)
 
     assert key(norm="rms", over="leaf") == ["Norm 2 0.5 of EachLeaf"]
     cut = optclip.singular_values(method="eigh")
     assert key(over=cut) == ["SingularValueNorms eigh of SingularValues -2 -1"]
+    for axes, words in (
+        (((0, 1), 2), "0+1 2"),
+        ((0, (1, 2)), "0 1+2"),
+        ((..., -1), "rest -1"),
+    ):
+        over = optclip.matrices(axes)
+        assert key(jnp.ones((2, 3, 4)), over=over) == [f"Norm 2 0 of Matrices {words}"]
     assert key(over=optclip.axes((0,))) == ["Norm 2 0 of Axes 0"]
     assert key(over=optclip.layers("embed")) == ["Norm 2 0 of Layers 0 0"]
     assert key(over=optclip.units(axis=lambda *_: None)) == ["Norm 2 0 of Units"]
