@@ -21,6 +21,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from .._arrays import (
+    _axis_names,
     _batching,
     _collectives,
     _leaves,
@@ -478,6 +479,8 @@ def _raise_if_foreign(
         return  # An init that requires concrete numbers has no abstract result.
     if _shapes(made) != _shapes(memory):
         cause = "" if error is None else f" The rule itself raised: {error}"
+        if _axis_names.is_typed_here():
+            cause = f" Call init inside the same shard_map if slices are split.{cause}"
         raise ValueError(
             f"`{name}`: the rule {rule!r} must find its own memory in the state,"
             f" {_in_words(made)}, got {_in_words(memory)}. The state belongs to another"

@@ -27,8 +27,8 @@ MODES = {
 LIMITS = {"number": 3.0, "rule": thresholds.scaled(thresholds.quantile(0.5, 4), 2.0)}
 
 
-def run_of(max_loss):
-    """Return a run of steps, given the losses of each on one device."""
+def runs_of(max_loss):
+    """Return runs of steps, given the losses of each on one device."""
     tx = optclip.skip(optax.adam(0.1), max_loss=max_loss, axis_name=())
     tx = optclip.with_history(tx, 8)
 
@@ -37,31 +37,30 @@ def run_of(max_loss):
         return state, (updates, optclip.metrics(state))
 
     def run(losses):
-        state, outs = jax.lax.scan(step, tx.init(PARAMS), losses[0])
-        (rows,) = state.history_rows.values()
-        return jax.tree.map(lambda x: jnp.asarray(x)[None], (rows, outs))
+        state, outs = jax.lax.scan(step, tx.init(PARAMS), losses)
+        return state.history_rows, outs
 
-    return run
+    return jax.vmap(run, axis_name="run")
 
 
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("mode", MODES)
 def test_skip_unequal_losses_act_as_largest_on_all_devices(mode, limit):
-    run = MODES[mode](run_of(LIMITS[limit]))
-    alone = jax.jit(run_of(LIMITS[limit]))
-    for loss in (np.nan, np.inf, -np.inf, 9.0):
-        losses = np.array([1.5, 2.0, 1.0, 2.0], np.float32)[:, None].repeat(6, 1)
-        losses[1, 3] = loss
-        worst = np.full(6, 2.0, np.float32)
-        worst[3] = loss
-        expected = alone(worst[None])
-        np.testing.assert_array_equal(expected[1][1]["skip/loss"][0], worst)
-        np.testing.assert_array_equal(
-            expected[1][1]["skip/skipped"][0], [0, 0, 0, 1, 1, 1]
-        )
-        found = jax.tree.map(np.asarray, run(losses))
-        on_all = jax.tree.map(lambda x: np.repeat(x, 4, 0), expected)
-        chex.assert_trees_all_equal(found, on_all)
+    """Those of vmapped runs stay apart, in metrics, histories and learned limits."""
+    runs, spikes = runs_of(LIMITS[limit]), [np.nan, np.inf, -np.inf, 9.0, 2.0]
+    worst = np.full((5, 6), 2.0, np.float32)
+    worst[:, 3] = spikes
+    expected = jax.jit(runs)(worst)
+    metrics = expected[1][1]
+    np.testing.assert_array_equal(metrics["skip/loss"], worst)
+    np.testing.assert_array_equal(metrics["skip/skipped"][:, -1], [1, 1, 1, 1, 0])
+    losses = np.stack([np.full_like(worst, x) for x in (1.0, 1.5, 2.0, -3.0)])
+    losses[1, :, 3] = spikes
+    found = MODES[mode](
+        lambda x: jax.tree.map(lambda x: jnp.asarray(x)[None], runs(x[0]))
+    )(losses)
+    on_all = jax.tree.map(lambda x: np.stack([x] * 4), expected)
+    chex.assert_trees_all_equal(jax.device_get(found), on_all)
 
 
 def test_skip_loss_alike_on_all_devices_needs_no_collective():
@@ -86,11 +85,3 @@ def test_skip_unequal_losses_permit_derivatives():
     step = jax.jit(jax.shard_map(jax.grad(updated), **specs))
     assert step(1.0, np.array([1, 2, 3, 1.0], np.float32)) == -1
     assert step(1.0, np.array([1, 2, 4, 1.0], np.float32)) == 0
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_skip_losses_of_vmapped_runs_stay_apart(mode):
-    runs = jax.vmap(run_of(3.0), in_axes=1, out_axes=1, axis_name="run")
-    losses = np.array([[2, 9, 9], [2, 2, 9], [2, 2, 2], [2, 2, 2]], np.float32)
-    metrics = MODES[mode](runs)(losses[..., None])[1][1]
-    np.testing.assert_array_equal(metrics["skip/skipped"][..., 0], [[0, 1, 1]] * 4)

@@ -14,7 +14,7 @@ from optclip.functional import (
     clip_by_value,
     global_norm,
 )
-from tests.support.mapped import TREE, mapped
+from tests.support.mapped import SPECS, TREE, mapped
 
 
 def by_device():
@@ -24,6 +24,10 @@ def by_device():
 def passed_norm(tree, norm):
     tx = optclip.clip_by_global_norm(1.0, use_norm="grad_norm")
     return tx.update(tree, tx.init(tree), grad_norm=norm)[1]
+
+
+EMA = optclip.thresholds.ema()
+ROWS = optclip.clip_by(EMA, over=optclip.axes(-1), axis_name=SPECS)
 
 
 # No type distinguishes a whole leaf from a shard, so any norm could be wrong.
@@ -66,6 +70,10 @@ REJECTED = {
     "eps": (
         lambda tree: clip_by_global_norm(tree, 1.0, eps=by_device()),
         rf"`eps` {VARIES}",
+    ),
+    "state of whole leaves": (
+        lambda tree: ROWS.update(tree, ROWS.init(TREE)),
+        "its own memory in the state, .* Call init inside the same shard_map",
     ),
     "norm of the user": (
         lambda tree: passed_norm(tree, by_device()),

@@ -32,7 +32,7 @@ HARD = {clip.id: clip for clip in meshes.CLIPS + meshes.LEARNED if not clip.of_m
 # One for each set of lines that call collectives; all with `--full`.
 KINDS = [
     "value", "norm", "norm-axis", "global-norm-3", "proportional",
-    "ema by unit", "quantile by unit", "moment", "largest element",
+    "ema by unit", "quantile by unit", "moment", "largest element", "chained",
 ]  # fmt: skip
 
 alone = functools.cache(meshes.on_one_device)

@@ -107,6 +107,15 @@ def _constrained(**more: Any) -> Any:
     return optclip.constrain(optax.sgd(0.1), clip)
 
 
+def chained(**more: Any) -> Any:
+    """Keep a history of skipped steps, learned thresholds and limited parameters."""
+    scaled = thresholds.scaled(thresholds.quantile(0.5, 3), 2.0)
+    clip = optclip.clip_by_norm(thresholds.ema(), record="leaves", **more)
+    tx = optclip.skip(optax.chain(clip, optax.adam(0.1)), max_norm=scaled, **more)
+    limit = optclip.clip_by_norm(thresholds.initial_norm(), name="limit", **more)
+    return optclip.with_history(optclip.constrain(tx, limit), 2)
+
+
 def _by_unit(rule: Any) -> Callable[..., Any]:
     return lambda **more: optclip.clip_by(rule, over=optclip.units(), **more)
 
@@ -137,6 +146,7 @@ LEARNED = [
     Clip("largest element", _by_element(_thresholds.ema_of_max(0.5)), ("numbers",)),
     Clip("skip", _skip, ("numbers",)),
     Clip("constrain", _constrained, ("slices",), True),
+    Clip("chained", chained, ("numbers",)),
 ]
 
 

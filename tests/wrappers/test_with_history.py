@@ -9,8 +9,6 @@ import numpy as np
 import optax
 import pytest
 from flax import serialization
-from jax import P
-from jax.sharding import AxisType
 
 import optclip
 from optclip import plot, thresholds
@@ -145,25 +143,6 @@ def test_history_works_under_other_transformations(mode):
     expected = {"vmap": [20, 28], "multi": [4, 12]}.get(mode, [10, 14])
     np.testing.assert_allclose(found["clip/leaf_norm/w"], expected, rtol=1e-6)
     np.testing.assert_array_equal(found["step"], [0, 1] if mode == "multi" else [2, 3])
-
-
-@pytest.mark.parametrize("mode", ["explicit", "shard_map"])
-def test_history_on_mesh_compiles_once(mode):
-    kind = AxisType.Explicit if mode == "explicit" else AxisType.Auto
-    kept, specs = optclip.with_history(CLIP, steps=3), {"w": P("data"), "b": P()}
-    update = kept.update
-    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(kind,))):
-        grads = jax.tree.map(
-            lambda x, s: jax.device_put(x[0], s), rows_of([3.0]), specs
-        )
-        if mode == "shard_map":
-            by_spec = {"in_specs": (specs, P()), "out_specs": (specs, P())}
-            update = jax.shard_map(update, **by_spec)
-        step, state = helpers.quick_jit(update), helpers.quick_jit(kept.init)(grads)
-        for _ in range(2):
-            _, state = step(grads, state)
-    assert mode == "shard_map" or step._cache_size() == 1
-    np.testing.assert_allclose(optclip.history(state)["clip/leaf_norm/w"], [6, 6])
 
 
 KEPT_CLIP = optclip.with_history(CLIP)

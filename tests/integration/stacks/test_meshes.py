@@ -17,6 +17,7 @@ import optclip
 from optclip import thresholds
 from tests.integration.stacks import by_hand, checkpoints, page
 from tests.integration.stacks.checkpoints import by_orbax
+from tests.support import meshes
 
 SPECS = {"bias": P(), "kernel": P("model", None)}
 RULES = {"bias": thresholds.ema(warmup=0), "kernel": thresholds.zscore(warmup=1)}
@@ -25,6 +26,8 @@ GROUPS = optclip.by_path(lambda path: "bias" if path.endswith("bias") else "kern
 CLIPS = [optclip.clip_by_group_norm(RULES, GROUPS), *checkpoints.clips()[1:-1]]
 CLIPS += [optclip.clip_by_spectral_norm(0.5, method="power_iteration", name="vectors")]
 TX = optclip.skip(optax.chain(*CLIPS, optax.adam(0.05)), max_norm=30.0)
+# A history of skipped steps, learned thresholds and limited parameters.
+CHAINED = meshes.chained()
 X = jnp.sin(jnp.arange(32.0).reshape(4, 8))
 INIT = jax.nn.initializers.normal(1.0)
 
@@ -98,6 +101,37 @@ def test_linen_on_mesh_restores_and_continues(mesh, tmp_path):
     chex.assert_trees_all_equal(step(restored), step(saved))
     logged = optclip.metrics(saved.opt_state)
     assert not [key for key in logged if key.endswith("value")]
+
+
+@jax.jit
+def chained_step(state, params, size):
+    return CHAINED.update(jax.tree.map(lambda x: size * x, params), state, params)
+
+
+def chained_run(params, state, sizes):
+    for size in sizes:
+        places = jax.tree.map(lambda x: x.sharding, state)
+        updates, state = jax.block_until_ready(chained_step(state, params, size))
+        for x, old in zip(*map(jax.tree.leaves, (state, places)), strict=True):
+            assert x.sharding.is_equivalent_to(old, x.ndim)
+    return updates, state
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_state_of_eight_devices_continues_on_fewer(kind, tmp_path):
+    specs = {"bias": P("model"), "kernel": P(None, "model"), "out": P("model", None)}
+    results = []
+    for number in (8, 4, 1):
+        devices = jax.devices()[:number]
+        mesh = jax.make_mesh((number,), ("model",), axis_types=(kind,), devices=devices)
+        with jax.set_mesh(mesh):
+            params = jax.device_put(meshes.gradients(), specs)
+            state = CHAINED.init(params)
+            if number == 8:
+                saved = chained_run(params, state, [1.0, 3.0, jnp.nan, 1.0])[1]
+            restored = by_orbax(saved, state, tmp_path / str(number))
+            results.append(jax.device_get(chained_run(params, restored, [40.0, 2.0])))
+    chex.assert_trees_all_close(results[1:], results[:1] * 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("title", ["Flax NNX on a mesh", "Flax Linen on a mesh"])
