@@ -9,7 +9,15 @@ import jax
 import numpy as np
 
 from .._arrays import _validate
-from .._monitor import Fields, fields_by_name, has_run, only, read, states_in
+from .._monitor import (
+    Fields,
+    fields_by_name,
+    has_run,
+    is_rejected,
+    only,
+    read,
+    states_in,
+)
 from .._monitor import history as history_of
 from .._typing import History, PyTree
 
@@ -67,8 +75,11 @@ def _is_applied(
     columns: Mapping[str, np.ndarray], steps: np.ndarray, at: int
 ) -> np.ndarray:
     """Return the rows before one that were neither skipped nor lost by a restart."""
-    skips = [only(fields, "consecutive") for fields in fields_by_name(columns).values()]
-    skipped = np.any([x[:at] > 0 for x in skips if x is not None], axis=0)
+    skips = [
+        only(fields, "consecutive", np.zeros(len(steps))) + is_rejected(fields)
+        for fields in fields_by_name(columns).values()
+    ]
+    skipped = np.any([x[:at] > 0 for x in skips], axis=0)
     later = np.minimum.accumulate(steps[at::-1])[::-1]
     return (steps[:at] <= later[1:]) & ~skipped
 

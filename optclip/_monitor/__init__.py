@@ -18,6 +18,7 @@ from ._run import (
     clips_in,
     fields_by_name,
     has_run,
+    is_rejected,
     likely_losses,
     loss_key,
     only,

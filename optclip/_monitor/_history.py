@@ -57,12 +57,12 @@ def history(opt_state: PyTree) -> dict[str, np.ndarray]:
 
     Returns:
       A dict of arrays of shape `(rows,)`, oldest step first, which `optclip.plot`,
-      `suggest`, `summary` and `explain` accept. `step` is int64, the number of updates
-      before the row. The others are the keys of `metrics` and `loss`, float32. `loss`
-      is NaN in steps without one, and missing if no step has one.
+      `suggest`, `summary` and `explain` accept. `step` is int64, the number of recorded
+      updates before the row. The others are the keys of `metrics` and `loss`, float32.
+      `loss` is NaN in steps without one, and missing if no step has one.
 
-      In a step that `skip` skipped, the numbers of the transformations inside it are
-      NaN, except counts, since they were not computed.
+      In a step that `skip` skipped or `optax.apply_if_finite` rejected, the numbers of
+      the transformations inside are NaN, except counts, since they were not computed.
 
     Raises:
       TypeError: Called inside `jax.jit`.

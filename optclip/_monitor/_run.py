@@ -191,7 +191,10 @@ def without_skipped(names: Mapping[str, Fields]) -> dict[str, Fields]:
 
     The arrays of transformations then differ in length.
     """
-    return {name: at(fields, has_run(names, name)) for name, fields in names.items()}
+    rows = {name: has_run(names, name) for name in names}
+    taken = {name: rows[name] & ~is_rejected(x) for name, x in names.items()}
+    rows |= {name: x for name, x in taken.items() if x.any()}
+    return {name: at(fields, rows[name]) for name, fields in names.items()}
 
 
 def at(fields: Fields, index: Any) -> Fields:
@@ -221,6 +224,19 @@ def has_run(names: Mapping[str, Fields], name: str) -> np.ndarray:
     is_repeated = np.diff(counts, prepend=0) == 0
     is_run = ~((is_nan | is_repeated) & np.any(np.array(consecutive) > 0, axis=0))
     return is_run if is_run.any() else every
+
+
+def is_rejected(fields: Fields) -> np.ndarray:
+    """Return the steps whose thresholds are NaN because a transformation did not run.
+
+    `optax.apply_if_finite` around it has no count, as `skip` has, of such steps in a
+    row. In the first row, a NaN is the only sign.
+    """
+    rows = next(iter(next(iter(fields.values())).values()))
+    thresholds = [*fields.get("threshold", {}).values()] or [np.zeros(len(rows))]
+    steps = only(fields, "steps", np.arange(len(rows)))
+    is_repeated = np.diff(steps, prepend=steps[:1]) == 0
+    return np.isnan(thresholds).all(axis=0) & is_repeated
 
 
 def only(fields: Fields, field: str, default: Any = None) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ._metrics import percent
 from ._outliers import Outliers, outliers, spans, start_of
-from ._run import Fields, at, has_run, only
+from ._run import Fields, at, has_run, is_rejected, only
 
 # A fraction of clipped steps from which a verdict is given, if it shrinks the updates
 # to this fraction; and the fraction of the squared norm of one of so many leaves.
@@ -211,6 +211,7 @@ def _not_finite(run: _Run) -> Iterator[_Finding]:
         if "coefficient" in fields:
             coefficients = np.array([*fields["coefficient"].values()])
             applied = np.all(coefficients != 0, axis=0) & ~run.skipped
+            applied &= run.is_state | ~is_rejected(fields)
         findings += _not_finite_of(run, name, norms, applied)
     loss = np.where(_has_loss(run), run.loss, 0)
     findings += _not_finite_of(run, "loss", {"": loss}, unknown)
@@ -270,6 +271,7 @@ def _not_finite_of(
         advice = run.call(rows, row)
     if "skipped" in fields or is_harmless:
         is_zeroed = "coefficient" in fields and not run.skipped.any()
+        is_zeroed = is_zeroed and not is_rejected(fields)[rows].any()
         text += ". They were zeroed" if is_zeroed else ". None was applied"
     return [(rows, f"{text}. {advice}")]
 

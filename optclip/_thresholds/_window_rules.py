@@ -149,9 +149,9 @@ class Quantile(OfPositive):
             count = jnp.where(included, *counts)
             return _interpolated(ring, count, *self._place(count, ring.dtype))
 
-        included = seen.finite
-        if not seen.includes_norm:
-            included = jax.tree.map(jnp.zeros_like, seen.finite)
+        included = jax.tree.map(
+            lambda x: x if seen.includes_norm else jnp.zeros_like(x), seen.finite
+        )
         thresholds = jax.tree.map(
             among, new.norms, memory.norms, included, new.num_known, memory.num_known
         )

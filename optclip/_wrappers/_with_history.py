@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import optax
 from jax import lax
 from jax.core import Tracer
 
-from .._arrays import _placement, _validate
+from .._arrays import _leaves, _placement, _validate
 from .._arrays._numerics import as_count, counted
 from .._arrays._types import PyTree
 from .._monitor import (
@@ -25,8 +26,10 @@ from .._monitor import (
     text_of,
 )
 from .._transforms import is_placeholder
-from .._typing import HistoryState
+from .._typing import ClipRecord, HistoryState, SkipRecord
 from ._checks import check_state, passed_loss, transformation
+
+_RECORDS = ClipRecord, SkipRecord
 
 
 def with_history(
@@ -69,6 +72,11 @@ def with_history(
 
     Edge cases:
       - The gradients of `cotangent_probe` are not in the state, so not in the history.
+      - Step that `optax.apply_if_finite` inside rejects: the row is NaN, except counts.
+        Around `with_history` it calls nothing, so the step has no row, and `step` of
+        `history` counts the recorded updates.
+      - Step in which `optax.MultiSteps` or `conditionally_transform` inside does not
+        call its optimizer: the row repeats the last numbers, `clip/steps` too.
       - Counts are exact up to 16,777,216, as float32.
       - A loss that differs between mapped devices: the largest is kept, as in `skip`.
     """
@@ -99,7 +107,7 @@ def with_history(
         new_updates, inner_state = wrapped.update(
             updates, state.history_inner, params, **extra_args
         )
-        metrics = _metrics_in(inner_state)
+        metrics = _metrics_in(_without_rejected(inner_state, state.history_inner))
         _check_columns(state, columns_of(metrics))
         ((key, rows),) = state.history_rows.items()
         row = _row(metrics, passed_loss(extra_args)).astype(rows.dtype)[None]
@@ -126,6 +134,37 @@ def _metrics_in(inner_state: PyTree) -> list[Metric]:
             " optclip.clip_by_global_norm(inf), with record=True."
         )
     return metrics
+
+
+def _without_rejected(new: PyTree, old: PyTree) -> PyTree:
+    """Return a state with NaN for the numbers of a step that optax rejected.
+
+    `optax.apply_if_finite` then keeps the state of its inner optimizer, and a row would
+    repeat the numbers of the step before.
+    """
+
+    def is_guard(x: Any) -> bool:
+        return isinstance(x, optax.ApplyIfFiniteState)
+
+    def replaced(new: Any, old: Any) -> Any:
+        if not is_guard(new):
+            return new
+        pairs = zip(states_in(new), states_in(old), strict=True)
+        is_same = [a.state.clip_step == b.state.clip_step for a, b in pairs]
+        # After too many rejected steps in a row, one that is not finite is applied.
+        is_rejected = functools.reduce(jnp.logical_and, is_same, ~new.last_finite)
+
+        def number(x: jax.Array) -> jax.Array:
+            flag = _placement.beside(is_rejected, x)
+            return jnp.where(flag, jnp.nan, x) if _leaves.is_floating(x) else x
+
+        return jax.tree.map(
+            lambda x: jax.tree.map(number, x) if isinstance(x, _RECORDS) else x,
+            new,
+            is_leaf=lambda x: isinstance(x, _RECORDS),
+        )
+
+    return jax.tree.map(replaced, new, old, is_leaf=is_guard)
 
 
 def _row(metrics: list[Metric], loss: jax.Array | None) -> jax.Array:

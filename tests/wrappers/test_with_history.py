@@ -62,6 +62,58 @@ def test_history_has_metrics_and_loss_of_last_steps():
     assert found["skip/skipped"][-1] == 2
 
 
+# Wrappers of optax that do not call their optimizer in each step, and those calls.
+SIZES = [1.0, 2.0, NAN, 3.0, NAN, NAN, NAN, 4.0]
+EVERY_OTHER = {"should_transform_fn": lambda step: step % 2 == 0}
+WRAPPERS = {
+    "apply_if_finite": (lambda tx: optax.apply_if_finite(tx, 2), [0, 1, 3, 6, 7]),
+    "skip_not_finite": (
+        lambda tx: optax.MultiSteps(
+            tx, 1, should_skip_update_fn=optax.skip_not_finite
+        ).gradient_transformation(),
+        [0, 1, 3, 7],
+    ),
+    "mask": (lambda tx: optax.conditionally_mask(tx, **EVERY_OTHER), [0, 2, 4, 6]),
+    "transform": (
+        lambda tx: optax.conditionally_transform(tx, **EVERY_OTHER),
+        [0, 2, 4, 6],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_history_of_step_that_optax_does_not_pass_on(name):
+    """Around `apply_if_finite` it is NaN, around others repeated; inside it is none."""
+    wrap, called = WRAPPERS[name]
+    alone = optclip.history(
+        last_state(optclip.with_history(CHAIN), np.array(SIZES)[called])
+    )
+    inside = optclip.history(last_state(wrap(optclip.with_history(CHAIN)), SIZES))
+    chex.assert_trees_all_equal(inside, alone)
+    state = last_state(optclip.with_history(wrap(CHAIN)), SIZES)
+    around = optclip.history(state)
+    last = np.searchsorted(called, np.arange(8), side="right") - 1
+    rejected = name == "apply_if_finite" and np.isin(np.arange(8), called, invert=True)
+    for key in alone.keys() - {"step"}:
+        is_count = {*key.split("/")} & {"clipped", "rate", "nonfinite", "steps"}
+        wanted = np.where(rejected & (not is_count), NAN, alone[key][last])
+        np.testing.assert_array_equal(around[key], wanted, err_msg=key)
+    for summary in map(optclip.summary, (state, around)):
+        is_named = "not finite in 4 of 8 steps: 2, 4 to 6" in summary
+        assert is_named == (name == "apply_if_finite"), summary
+
+
+def test_history_of_rejected_steps_is_not_of_applied_ones():
+    sizes = [1.0] * 30 + [NAN] * 8
+    tx = optclip.with_history(optax.apply_if_finite(CHAIN, 50))
+    found = optclip.history(last_state(tx, sizes))
+    summary = optclip.summary(found)
+    assert "not finite in 8 of 38 steps, since step 30. None was applied" in summary
+    assert "clip: norm 2.236, threshold 2" in summary
+    suggestion = optclip.suggest(found, clip="clip", skip_first=0)
+    assert (suggestion.steps, suggestion.nonfinite) == (30, 8)
+
+
 def test_history_of_missing_losses_is_nan():
     update, state = helpers.quick_jit(KEPT.update), KEPT.init(PARAMS)
     found = optclip.history(state)
