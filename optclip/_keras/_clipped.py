@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from .._arrays import _validate
 from .._arrays._types import PyTree
@@ -20,8 +22,11 @@ from ._library import keras
 # The subclasses are made at run time, since importing optclip must not import Keras.
 Base: Any = Any if TYPE_CHECKING else object
 
-# Saved in the optimizer's configuration, which Keras prints if it cannot load it: Keras
-# does not save functions, of which a transformation consists.
+# The transformations of configurations, by the key in them: a configuration is JSON,
+# which cannot hold the functions of a transformation.
+_CLIPS: dict[str, optax.GradientTransformationExtraArgs] = {}
+
+# Saved in the optimizer's configuration, which Keras prints if it cannot load it.
 _HINT = (
     "model = keras.saving.load_model(path, compile=False);"
     " model.compile(optclip.keras.clipped(optimizer, clip), ...);"
@@ -38,12 +43,14 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
     Clips after loss unscaling and gradient accumulation, where Keras applies its own
     `global_clipnorm`. Gradients and parameters have the paths of the Keras variables,
     for `by_path` and metrics. The clipping state is stored in variables of the
-    optimizer, so that Keras saves it.
+    optimizer, so that Keras saves it. Copies keep `clip`: `from_config`, `copy`,
+    `pickle`, and a model that the same process saves and loads.
 
-    To continue with a saved model, load it with `compile=False`, compile it with the
-    same optimizer and clip, call `model.optimizer.build(model.trainable_variables)`,
-    and load the state with `model.load_weights(path)`. It raises if the saved
-    thresholds have learned from other norms, or with another kind of rule.
+    To continue in another process, load the model with `compile=False`, compile it with
+    the same optimizer and clip, call
+    `model.optimizer.build(model.trainable_variables)`, and load the state with
+    `model.load_weights(path)`. It raises if the saved thresholds have learned from
+    other norms, or with another kind of rule.
 
     Example::
 
@@ -69,15 +76,16 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
         this optimizer overrides; or, in a step, has not called it.
     """
     advice = "Pass one that clips, such as optclip.clip_by_global_norm(1.0)."
-    held = HeldClip(transformation("clip", clip, advice))
+    clip = transformation("clip", clip, advice)
     _check(optimizer)
-    result = _class_of(type(optimizer)).from_config(optimizer.get_config())
+    kind = _class_of(type(optimizer))
+    result = super(Clipping, kind).from_config(optimizer.get_config())
     if lost := sorted(vars(optimizer).keys() - vars(result).keys()):
         raise ValueError(
             f"`optimizer` must have only settings of its get_config(), got also {lost}."
             " Call methods such as exclude_from_weight_decay on the clipped optimizer."
         )
-    result.optclip_held = held
+    result.optclip_held = HeldClip(clip, uuid.uuid4().hex)
     return result
 
 
@@ -144,13 +152,32 @@ class Clipping(Base):
                 f" overrides, so the step of {self.keras_class.__name__} was not"
                 " clipped. Use another optimizer, or a custom training loop."
             )
+        held.count(self.iterations)
 
     def _clip_gradients(self, grads: Any) -> Any:
         return self.optclip_held.clip(grads)
 
     def get_config(self) -> dict[str, Any]:
-        plain = self.keras_class.from_config(super().get_config())
-        return {"optimizer": keras().optimizers.serialize(plain), "load_with": _HINT}
+        held = self.optclip_held
+        _CLIPS[held.key] = held.transformation
+        return super().get_config() | {"clip": held.key, "load_with": _HINT}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **options: Any) -> Any:
+        if (key := config.get("clip")) not in _CLIPS:
+            raise ValueError(
+                f"The configuration of {cls.__name__} must have the key of a clip that"
+                f" this process has built, got {key!r}: a file cannot hold functions."
+                f" Continue with a saved model by: {_HINT}"
+            )
+        settings = {k: config[k] for k in config if k not in ("clip", "load_with")}
+        result = super().from_config(settings, *args, **options)
+        result.optclip_held = HeldClip(_CLIPS[key], key)
+        return result
+
+    def __reduce__(self) -> Any:
+        # Keras pickles the class by its name, by which pickle cannot import this one.
+        return _from_config, (self.keras_class, keras().optimizers.serialize(self))
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
@@ -178,16 +205,22 @@ def _class_of(kind: Any) -> Any:
     names = {
         "__module__": "optclip.keras",
         "__doc__": f"Clip the gradients of {kind.__name__}.",
-        "__qualname__": f"Clipped[{kind.__name__}]",
         "keras_class": kind,
     }
-    return type("ClippedOptimizer", (Clipping, kind), names)
+    result = type(f"Clipped{kind.__name__}", (Clipping, kind), names)
+    return keras().saving.register_keras_serializable("optclip")(result)
+
+
+def _from_config(kind: Any, serialized: dict[str, Any]) -> Any:
+    return _class_of(kind).from_config(serialized["config"])
 
 
 def clip_state(model: Any) -> PyTree:
     """Read the clipping state of a Keras model, for `optclip.metrics` and others.
 
-    During `model.fit` it reads the state of the last step, and waits for it.
+    In a callback of `model.fit` it reads the state of the last step, and waits for it.
+    A custom `train_step` reads the state of its step in the scope of the new variables,
+    `with keras.StatelessScope(zip(self.optimizer.variables, optimizer_variables)):`.
 
     Example::
 
@@ -202,7 +235,8 @@ def clip_state(model: Any) -> PyTree:
 
     Raises:
       TypeError: There is no optimizer that `clipped` has returned.
-      ValueError: The optimizer has not been built.
+      ValueError: The optimizer has not been built; or, in a `train_step`, the state
+        of this step is not in scope.
     """
     optimizer = getattr(model, "optimizer", model)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -212,10 +246,27 @@ def clip_state(model: Any) -> PyTree:
     _validate.require("model", model, is_clipped, wanted, advice, TypeError)
     advice = "Train it, or call optimizer.build(model.trainable_variables)."
     _validate.require("model", model, optimizer.built, f"{wanted} built", advice)
-    if hasattr(model, "jax_state_sync"):
+    held = optimizer.optclip_held
+    leaves = held.leaves()
+    is_known = True
+    if isinstance(jnp.zeros(()), Tracer):
+        # The value of another step would become a constant of the compiled step.
+        is_known = all(isinstance(x, Tracer) for x in leaves)
+    elif len(leaves) < len(held.variables) and hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
+        leaves = held.leaves()
+        # In an uncompiled `train_step`, that was the step before, and Keras would next
+        # continue from it.
+        is_known = held.steps <= jnp.asarray(optimizer.iterations)
+    is_known = is_known and len(leaves) == len(held.variables)
+    advice = (
+        "In `train_step`, read it `with keras.StatelessScope(zip("
+        "self.optimizer.variables, optimizer_variables)):` of the new variables, or"
+        " pass `fit` the callback optclip.keras.log_metrics()."
+    )
+    _validate.require("model", model, bool(is_known), f"{wanted} between steps", advice)
     # The next step of `model.fit` deletes the arrays of the variables.
-    return jax.tree.map(jnp.copy, optimizer.optclip_held.state())
+    return jax.tree.map(jnp.copy, held.state(leaves))
 
 
 def log_metrics() -> Any:

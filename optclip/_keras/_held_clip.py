@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from .._arrays import _packed_state
 from .._arrays._types import PyTree
@@ -26,16 +27,22 @@ class HeldClip:
 
     Attributes:
       transformation: The clipping transformation.
+      key: Its name in the configuration of the optimizer and of its copies.
       variables: The variables of the state, one per leaf, in the order of the model.
       pending: The variables whose gradients Keras will pass to `clip`.
       learned: What the thresholds learn from.
+      steps: The optimizer's count after its last step that was not traced.
     """
 
-    def __init__(self, transformation: optax.GradientTransformationExtraArgs) -> None:
+    def __init__(
+        self, transformation: optax.GradientTransformationExtraArgs, key: str
+    ) -> None:
         self.transformation = transformation
+        self.key = key
         self.variables: list[Any] = []
         self.pending: list[str] | None = None
         self.learned: Description = []
+        self.steps: jax.Array | int = 0
         self._built_with: list[Any] = []
         self._clipped: dict[str, Any] = {}
         self._names: dict[int, str] = {}
@@ -89,16 +96,29 @@ class HeldClip:
         updates = jax.tree.map(jnp.zeros_like, params)
         updates |= dict(zip(names, grads, strict=True))
         result: tuple[Any, Any] = self.transformation.update(
-            updates, self.state(), params
+            updates, self.state(self.leaves()), params
         )
         updates, leaves = result[0], jax.tree.leaves(result[1])
         for i, variable in zip(self._order, self.variables, strict=True):
             variable.assign(leaves[i])
         return [updates[name] for name in names]
 
-    def state(self) -> PyTree:
+    def count(self, iterations: Any) -> None:
+        """Note the optimizer's count, unless the step is traced."""
+        count = jnp.copy(iterations)
+        if not isinstance(count, Tracer):
+            self.steps = count
+
+    def leaves(self) -> list[Any]:
+        """Return the leaves of the state; none while `fit` keeps them elsewhere."""
         pairs = zip(self._order, self.variables, strict=True)
-        leaves = [v.value for _, v in sorted(pairs, key=lambda pair: pair[0])]
+        try:
+            return [v.value for _, v in sorted(pairs, key=lambda pair: pair[0])]
+        except TypeError:
+            # Keras calls the initializer of a variable without a value, here None.
+            return []
+
+    def state(self, leaves: list[Any]) -> PyTree:
         return jax.tree.unflatten(self._treedef, leaves)
 
     def _params(self) -> collections.OrderedDict[str, Any]:

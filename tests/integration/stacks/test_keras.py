@@ -1,7 +1,12 @@
 """Train, save and load Keras models with the optimizers of `optclip.keras`."""
 
+import contextlib
+import copy
+import json
+import pickle
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -9,7 +14,7 @@ import keras
 import numpy as np
 import optax
 import pytest
-from keras import optimizers
+from keras import distribution, optimizers
 
 import optclip
 from tests.integration.stacks import by_hand, page
@@ -25,11 +30,11 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def make_model(optimizer, **options):
+def make_model(optimizer, kind=keras.Sequential, **options):
     keras.utils.set_random_seed(0)
     layers = keras.layers
     layers = [layers.Dense(8, activation="relu"), layers.Dense(8), layers.Dense(1)]
-    model = keras.Sequential([keras.Input((8,)), *layers])
+    model = kind([keras.Input((8,)), *layers])
     model.compile(optimizer=optimizer, loss="mse", **options)
     return model
 
@@ -58,10 +63,11 @@ def test_block_of_page_clips_some_steps():
     ("policy", "of_optimizer", "of_compile"),
     [
         ("float32", {}, {"steps_per_execution": 3}),
+        ("float32", {}, {"run_eagerly": True, "steps_per_execution": 2}),
         ("float32", {"gradient_accumulation_steps": 2}, {}),
         ("mixed_float16", {}, {}),
     ],
-    ids=["steps_per_execution", "accumulation", "mixed_float16"],
+    ids=["steps_per_execution", "eager", "accumulation", "mixed_float16"],
 )
 def test_fit_of_clipped_optimizer_equals_global_clipnorm(
     policy, of_optimizer, of_compile
@@ -94,28 +100,82 @@ OPTIMIZERS = [
 ]
 
 
+def by_json(optimizer):
+    return optimizers.get(json.loads(json.dumps(optimizers.serialize(optimizer))))
+
+
+def by_pickle(original):
+    return pickle.loads(pickle.dumps(original))
+
+
+def by_config(optimizer):
+    return type(optimizer).from_config(optimizer.get_config())
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_optimizer_of_keras_clips_as_global_clipnorm(name):
+def test_each_optimizer_of_keras_and_copies_clip_as_global_clipnorm(name):
     kind = getattr(optimizers, name)
     results = []
-    for optimizer in (
-        kind(0.1, global_clipnorm=1.0),
-        optclip.keras.clipped(kind(0.1), FIXED),
-    ):
+    clipped = optclip.keras.clipped(kind(0.1), FIXED)
+    copies = [make(clipped) for make in (by_config, by_json, by_pickle, copy.deepcopy)]
+    for optimizer in (kind(0.1, global_clipnorm=1.0), clipped, *copies):
         variables = [keras.Variable(np.ones((2, 2), np.float32)) for _ in range(2)]
         for size in (3.0, 0.1):
             optimizer.apply([size * jnp.arange(4.0).reshape(2, 2)] * 2, variables)
         results.append([v.numpy() for v in variables])
-    np.testing.assert_allclose(*results, rtol=1e-5)
-    assert read(optimizer)["clip/clipped"] == 1
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=1e-5)
+    assert [read(each)["clip/clipped"] for each in (clipped, *copies)] == [1] * 5
+
+
+def by_file(model):
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(Path(folder, "model.keras"))
+        return keras.saving.load_model(Path(folder, "model.keras"))
+
+
+def by_compile_config(model):
+    result = keras.models.clone_model(model)
+    result.compile_from_config(model.get_compile_config())
+    result.set_weights(model.get_weights())
+    pairs = zip(result.optimizer.variables, model.optimizer.variables, strict=True)
+    for new, old in pairs:
+        new.assign(old.numpy())
+    return result
+
+
+@pytest.mark.parametrize(
+    ("make_copy", "wrap"),
+    [
+        (copy.deepcopy, lambda x: x),
+        (by_pickle, optimizers.LossScaleOptimizer),
+        (by_file, lambda x: x),
+        (by_compile_config, optimizers.LossScaleOptimizer),
+    ],
+)
+def test_copy_of_model_continues_with_clip(make_copy, wrap):
+    model = make_model(wrap(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED)))
+    fit(model, epochs=1)
+    other = make_copy(model)
+    assert fit(model, epochs=1) == fit(other, epochs=1)
+    for a, b in zip(state_of(model), state_of(other), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 LOAD = """
 import sys, keras, numpy as np, optclip
 from tests.integration.stacks import test_keras as t
+def check_loading_fails():
+    try:
+        keras.saving.load_model(sys.argv[1])
+    except Exception as error:
+        assert "load_model(path, compile=False); model.compile(optclip.keras" in str(error)
+        return type(error)
+assert check_loading_fails() is TypeError  # by Keras, which prints the configuration
+adam = optclip.keras.clipped(keras.optimizers.Adam(0.05), t.LEARNED)
+assert check_loading_fails() is ValueError
 model = keras.saving.load_model(sys.argv[1], compile=False)
-adam = keras.optimizers.Adam(0.05)
-model.compile(optclip.keras.clipped(adam, t.LEARNED), loss="mse")
+model.compile(adam, loss="mse")
 model.optimizer.build(model.trainable_variables)
 model.load_weights(sys.argv[1])
 states = [t.state_of(model)]
@@ -165,12 +225,7 @@ def test_weights_load_into_layers_with_other_numbers(tmp_path):
 def test_loading_with_another_clip_raises(tmp_path):
     model = make_model(optclip.keras.clipped(optimizers.SGD(0.05), LEARNED))
     model.optimizer.build(model.trainable_variables)
-    model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
-    with pytest.raises(
-        TypeError, match=r"compile=False.; model\.compile\(optclip\.ker"
-    ):
-        keras.saving.load_model(tmp_path / "model.keras")
     other = make_model(optclip.keras.clipped(optimizers.SGD(0.05), FIXED))
     other.optimizer.build(other.trainable_variables)
     with pytest.raises(ValueError, match=r"must have 8 variables, as this one, got 42"):
@@ -272,17 +327,27 @@ def test_other_numbers_of_thresholds_load(tmp_path):
     assert read(other)["clip/steps"] == 4
 
 
-def test_data_parallel_training_equals_one_device():
+def model_parallel():
+    devices = distribution.list_devices()
+    layout = distribution.LayoutMap(
+        distribution.DeviceMesh((2, 4), ["batch", "model"], devices)
+    )
+    layout[".*kernel"] = ("model", None)
+    return distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
+
+
+@pytest.mark.parametrize("make", [distribution.DataParallel, model_parallel])
+def test_parallel_training_equals_one_device(make):
     one = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
     expected = fit(one)["loss"]
-    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    distribution.set_distribution(make())
     try:
         model = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
         losses = fit(model)["loss"]
         (variable, *_) = model.optimizer.variables[-1:]
         assert len(variable.value.sharding.device_set) == 8
     finally:
-        keras.distribution.set_distribution(None)
+        distribution.set_distribution(None)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for a, b in zip(state_of(model), state_of(one), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
@@ -297,6 +362,38 @@ def test_metrics_of_trainable_layers_are_logged_by_path():
     assert norms == {f"clip/norm/{v.path}" for v in model.trainable_variables}
     assert len(norms) == 4
     assert history["clip/steps"] == [4, 8, 12]
+
+
+class Logged(keras.Sequential):
+    def train_step(self, state, data):
+        logs, state = super().train_step(state, data)
+        with self.scope(zip(self.optimizer.variables, state[2], strict=True)):
+            return logs | read(self), state
+
+
+class Compared(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        logged = read(self.model)
+        assert logged["clip/steps"] == self.model.optimizer.iterations
+        for key, value in logged.items():
+            np.testing.assert_array_equal(logs[key], value)
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
+def test_train_step_reads_state_of_its_step_in_scope_or_raises(options):
+    clipped = optclip.keras.clipped(optimizers.Adam(0.05), FIXED)
+    model = make_model(clipped, Logged, **options)
+    model.scope = keras.StatelessScope
+    fit(model, epochs=1, callbacks=[Compared()])
+    assert model.train_on_batch(X, Y, return_dict=True)["clip/steps"] == 5
+    model.scope = contextlib.nullcontext
+    model.make_train_function(force=True)
+    fix = r"with keras.StatelessScope\(zip.*log_metrics"
+    if not options:
+        with pytest.raises(ValueError, match=fix):
+            model.train_on_batch(X, Y)
+    with pytest.raises(ValueError, match=fix):
+        fit(model)
 
 
 def test_parameters_are_passed_by_path():
