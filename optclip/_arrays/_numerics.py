@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -168,16 +170,32 @@ def _rounded(x: jax.Array, like: jax.Array) -> jax.Array:
     if jnp.iscomplexobj(x):
         part = jnp.real(like)
         return lax.complex(_rounded(jnp.real(x), part), _rounded(jnp.imag(x), part))
-    info, wide = jnp.finfo(like.dtype), jnp.finfo(x.dtype)
     # XLA may remove a cast to a narrow dtype and back, but never this operation. With
     # fewer exponent bits it would flush subnormal numbers of the narrow dtype.
-    rounded = lax.reduce_precision(x, wide.nexp, info.nmant)
-    if info.nexp == wide.nexp:
-        return rounded
+    exponent_bits, digits = jnp.finfo(x.dtype).nexp, jnp.finfo(like.dtype).nmant
+    rounded = lax.reduce_precision(x, exponent_bits, digits)
+    return with_subnormals(x, rounded, like, _to_nearest)
+
+
+_to_nearest = functools.partial(
+    lax.round, rounding_method=lax.RoundingMethod.TO_NEAREST_EVEN
+)
+
+
+def with_subnormals(
+    x: jax.Array,
+    normal: jax.Array,
+    like: jax.Array,
+    to_integer: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """Return `normal`, with `x` rounded anew where it is subnormal in another dtype."""
+    info = jnp.finfo(like.dtype)
+    if info.nexp == jnp.finfo(x.dtype).nexp:
+        return normal
     # Subnormal numbers are multiples of the smallest one, a power of two.
     step = float(info.smallest_subnormal)
-    multiple = lax.round(x * (1 / step), lax.RoundingMethod.TO_NEAREST_EVEN) * step
-    return select(jnp.abs(x) < float(info.tiny), multiple, rounded)
+    multiple = to_integer(x * (1 / step)) * step
+    return select(jnp.abs(x) < float(info.tiny), multiple, normal)
 
 
 @_rounded.defjvp

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from .._arrays import _leaf, _leaves, _placement, _validate, _xla
 from .._arrays._batching import MANY, Batched
 from .._arrays._leaf import Leaf
-from .._arrays._numerics import as_array, select
+from .._arrays._numerics import as_array, select, with_subnormals
 from .._arrays._types import LeafLike, Number
 from .._responses import BaseResponse, UserResponse
 from ._clip import Action, Clip, Decision, Layout
@@ -320,41 +320,32 @@ def cast(wide: jax.Array, like: jax.Array, *, towards_zero: bool = False) -> jax
 # The steps through integers have no derivative, so rounding gets the derivative 1.
 @jax.custom_jvp
 def _truncated(wide: jax.Array, like: jax.Array) -> jax.Array:
-    """Return `wide` in the dtype of `like`, no part of it larger in magnitude."""
+    """Return `wide` in the dtype of `like`, no part of it larger in magnitude.
+
+    A finite number above the largest of the dtype becomes the largest.
+    """
     if jnp.iscomplexobj(wide):
         part = jnp.real(like)
         return lax.complex(
             _truncated(jnp.real(wide), part), _truncated(jnp.imag(wide), part)
         )
-    tiny = jnp.asarray(jnp.finfo(wide.dtype).tiny, wide.dtype)
+    info, of_wide = jnp.finfo(like.dtype), jnp.finfo(wide.dtype)
     # Subnormals of the wide dtype may have been rounded up already, so they become 0.
-    wide = jnp.where(jnp.abs(wide) < tiny, jnp.zeros_like(wide), wide)
-    out = wide.astype(like.dtype)
-    # The cast rounds to nearest; a number that grew moves back by one step.
-    grew = jnp.abs(out.astype(wide.dtype)) > jnp.abs(wide)
-    return _leaves.narrow(jnp.where(grew, _one_step_down(out), out), like)
+    wide = without_subnormals(wide, jnp.array(True))
+    if like.dtype == wide.dtype:
+        return _leaves.narrow(wide, like)
+    # Formats are sign and magnitude, so the last digits can be cleared.
+    digits = 2 ** (of_wide.nmant - info.nmant) - 1
+    whole = jnp.uint64 if of_wide.bits == 64 else jnp.uint32
+    pattern = lax.bitcast_convert_type(wide, whole) & ~jnp.asarray(digits, whole)
+    short = lax.bitcast_convert_type(pattern, wide.dtype)
+    short = with_subnormals(wide, short, like, jnp.trunc)
+    largest = float(info.max)
+    short = jnp.where(jnp.isfinite(wide), jnp.clip(short, -largest, largest), wide)
+    return _leaves.narrow(short, like)
 
 
 @_truncated.defjvp
 def _truncated_jvp(primals: _Pair, tangents: _Pair) -> _Pair:
     wide, like = primals
     return _truncated(wide, like), tangents[0].astype(like.dtype)
-
-
-def _one_step_down(x: jax.Array) -> jax.Array:
-    """Return the next number towards zero; formats are sign and magnitude."""
-    bits = jnp.finfo(x.dtype).bits
-    if bits < 8:
-        # No integer dtype has this width, and such formats have so few numbers that
-        # halving is a small step.
-        return (x.astype(jnp.float32) * 0.5).astype(x.dtype)
-    whole = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits]
-    pattern = lax.bitcast_convert_type(x, whole)
-    magnitude = pattern & jnp.asarray(2 ** (bits - 1) - 1, whole)
-    # The pattern before 0 is a NaN, as is the pattern of -0 in formats without -0, such
-    # as float8_e4m3fnuz. It is replaced as an integer, since jax.debug_nans checks the
-    # result of each eager operation.
-    lower = jnp.where(
-        magnitude <= 1, jnp.zeros_like(pattern), pattern - jnp.asarray(1, whole)
-    )
-    return lax.bitcast_convert_type(lower, x.dtype)

@@ -111,12 +111,7 @@ def uclip(
 
 
 def _rounded(u: jax.Array, like: jax.Array) -> jax.Array:
-    if u.dtype == like.dtype or jnp.iscomplexobj(u):
-        return cast(u, like)
-    # Above its largest number, a format without inf has NaN.
-    largest = jnp.asarray(jnp.finfo(like.dtype).max).astype(u.dtype)
-    bounded = jnp.where(jnp.isinf(u), u, jnp.clip(u, -largest, largest))
-    return cast(bounded, like, towards_zero=True)
+    return cast(u, like, towards_zero=u.dtype != like.dtype)
 
 
 def _finite_or(new: jax.Array, old: jax.Array) -> jax.Array:

@@ -11,6 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.support import helpers
+
+# The formats below 32 bits with a zero and a sign that XLA supports.
+NARROW = ["float4_e2m1fn", *helpers.FP8, "float16", "bfloat16"]
+# XLA on CPU flushes numbers of float32 below half of this one.
+LEAST = 2 * helpers.TINY
+
 
 def norm(values: np.ndarray, p: float = 2.0) -> float:
     """Compute (sum |x|^p)^(1/p) by exact summation of scaled powers."""
@@ -128,3 +135,23 @@ def rounded(values: np.ndarray, dtype: chex.ArrayDType) -> np.ndarray:
     """Round to the numbers of a dtype, ties to even, without a largest number."""
     steps = step(values, dtype)
     return np.round(values / steps) * steps
+
+
+def numbers_of(dtype: chex.ArrayDType) -> np.ndarray:
+    """Return positive numbers of a dtype, of all exponents."""
+    info = jnp.finfo(dtype)
+    digits = np.linspace(1, 2 ** (info.nmant + 1) - 1, 20).round()
+    exponents = np.arange(int(info.minexp), int(info.maxexp) + 1) - info.nmant
+    numbers = np.unique(np.ldexp(digits, exponents[:, None]))
+    return numbers[numbers <= float(info.max)]
+
+
+def between(dtype: chex.ArrayDType, wide: chex.ArrayDType) -> np.ndarray:
+    """Return numbers of `wide` at, next to and half-way between those of a dtype."""
+    numbers = numbers_of(dtype)
+    middle = numbers + step(numbers, dtype) / 2
+    near = [middle * (1 + sign * 2.0**-22) for sign in (-1, 0, 1)]
+    x = np.concatenate([numbers, *near])
+    least = LEAST if wide == "float32" else 0
+    x = x[(x <= float(jnp.finfo(dtype).max)) & (x >= least)]
+    return np.concatenate([x, -x]).astype(wide)

@@ -9,31 +9,10 @@ import pytest
 import optclip
 from tests.support import helpers, oracles
 
-FORMATS = ["float4_e2m1fn", *helpers.FP8, "float16", "bfloat16", "float32"]
-# XLA on CPU flushes a smaller number.
-LEAST = 2 * helpers.TINY
+FORMATS = [*oracles.NARROW, "float32"]
 TO_UNIT_NORM = optclip.constrain(
     optax.identity(), optclip.clip_by(1.0, response="normalize")
 )
-
-
-def numbers_of(dtype):
-    """Return positive numbers of a dtype, of all exponents."""
-    info = jnp.finfo(dtype)
-    digits = np.linspace(1, 2 ** (info.nmant + 1) - 1, 20).round()
-    exponents = np.arange(int(info.minexp), int(info.maxexp) + 1) - info.nmant
-    numbers = np.unique(np.ldexp(digits, exponents[:, None]))
-    return numbers[numbers <= float(info.max)]
-
-
-def between(numbers, dtype, wide):
-    """Return numbers of `wide` at, next to and half-way between those of a dtype."""
-    middle = numbers + oracles.step(numbers, dtype) / 2
-    near = [middle * (1 + sign * 2.0**-22) for sign in (-1, 0, 1)]
-    x = np.concatenate([numbers, *near])
-    least = LEAST if wide == "float32" else 0
-    x = x[(x <= float(jnp.finfo(dtype).max)) & (x >= least)]
-    return np.concatenate([x, -x]).astype(wide)
 
 
 def assert_leads_to(wanted, updates, params):
@@ -58,11 +37,11 @@ def dtypes(request):
 def test_constrained_parameters_are_rounded_once(dtypes):
     """They start on the other side of zero, and exceed a bound per element."""
     wide = "float64" if "float64" in dtypes.values() else "float32"
-    bounds = {x: between(numbers_of(x), x, wide) for x in dtypes}
+    bounds = {x: oracles.between(x, wide) for x in dtypes}
     starts = {x: -oracles.rounded(b, x) for x, b in bounds.items()}
     # Twice a number of at most 1 is exact in all formats.
     starts = {
-        x: np.where((abs(p) >= LEAST) & (abs(p) <= 1), p, 0).astype(x)
+        x: np.where((abs(p) >= oracles.LEAST) & (abs(p) <= 1), p, 0).astype(x)
         for x, p in starts.items()
     }
     far = {
@@ -80,8 +59,8 @@ def test_constrained_parameters_are_rounded_once(dtypes):
 
 def test_scaled_attention_heads_are_rounded_once(dtypes):
     """Largest logits 16 times the threshold scale queries and keys by a quarter."""
-    numbers = {x: numbers_of(x) for x in dtypes}
-    heads = {x: n[None, n >= 4 * LEAST].astype(x) for x, n in numbers.items()}
+    numbers = {x: oracles.numbers_of(x) for x in dtypes}
+    heads = {x: n[None, n >= 4 * oracles.LEAST].astype(x) for x, n in numbers.items()}
     params, names = {"query": heads, "key": heads}, ("query", "key")
     layers = {
         x: optclip.Heads(*(f"{name}/{x}" for name in names), axis=0) for x in dtypes
