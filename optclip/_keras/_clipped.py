@@ -208,7 +208,8 @@ def _class_of(kind: Any) -> Any:
         "keras_class": kind,
     }
     result = type(f"Clipped{kind.__name__}", (Clipping, kind), names)
-    return keras().saving.register_keras_serializable("optclip")(result)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return keras().saving.register_keras_serializable("optclip", name)(result)
 
 
 def _from_config(kind: Any, serialized: dict[str, Any]) -> Any:
@@ -247,24 +248,23 @@ def clip_state(model: Any) -> PyTree:
     advice = "Train it, or call optimizer.build(model.trainable_variables)."
     _validate.require("model", model, optimizer.built, f"{wanted} built", advice)
     held = optimizer.optclip_held
-    leaves = held.leaves()
-    is_known = True
-    if isinstance(jnp.zeros(()), Tracer):
-        # The value of another step would become a constant of the compiled step.
-        is_known = all(isinstance(x, Tracer) for x in leaves)
-    elif len(leaves) < len(held.variables) and hasattr(model, "jax_state_sync"):
+    leaves, is_traced = held.leaves(), isinstance(jnp.zeros(()), Tracer)
+    size = len(held.variables)
+    if len(leaves) < size and not is_traced and hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
-        leaves = held.leaves()
-        # In an uncompiled `train_step`, that was the step before, and Keras would next
-        # continue from it.
-        is_known = held.steps <= jnp.asarray(optimizer.iterations)
-    is_known = is_known and len(leaves) == len(held.variables)
+        # In an uncompiled `train_step`, that was the step before, from which Keras
+        # would continue.
+        is_last = held.steps <= jnp.asarray(optimizer.iterations)
+        leaves = held.leaves() if is_last else []
+    # The value of another step would become a constant of a compiled step.
+    is_known = all(isinstance(x, Tracer) == is_traced for x in leaves)
     advice = (
         "In `train_step`, read it `with keras.StatelessScope(zip("
         "self.optimizer.variables, optimizer_variables)):` of the new variables, or"
         " pass `fit` the callback optclip.keras.log_metrics()."
     )
-    _validate.require("model", model, bool(is_known), f"{wanted} between steps", advice)
+    is_known = is_known and len(leaves) == size
+    _validate.require("model", model, is_known, f"{wanted} between steps", advice)
     # The next step of `model.fit` deletes the arrays of the variables.
     return jax.tree.map(jnp.copy, held.state(leaves))
 

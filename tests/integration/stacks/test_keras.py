@@ -128,6 +128,16 @@ def test_each_optimizer_of_keras_and_copies_clip_as_global_clipnorm(name):
     assert [read(each)["clip/clipped"] for each in (clipped, *copies)] == [1] * 5
 
 
+def test_copies_of_optimizers_with_equal_names_keep_their_classes():
+    class SGD(optimizers.SGD):
+        pass
+
+    for kind in (optimizers.SGD, SGD, optimizers.SGD):
+        clipped = optclip.keras.clipped(kind(0.1), FIXED)
+        for make_copy in (by_json, by_config, copy.deepcopy):
+            assert type(make_copy(clipped)) is type(clipped)
+
+
 def by_file(model):
     with tempfile.TemporaryDirectory() as folder:
         model.save(Path(folder, "model.keras"))
