@@ -30,13 +30,32 @@ def zeros(norm: jax.ShapeDtypeStruct, tree: PyTree) -> jax.Array:
     if axes := tuple(sorted(_axis_names.varying(norm), key=str)):
         return lax.pcast(jnp.zeros(norm.shape, norm.dtype), axes, to="varying")
     place = norm.sharding
-    if place is not None and jax.sharding.get_abstract_mesh().empty:
+    if (
+        place is not None
+        and not isinstance(place.mesh, Mesh)
+        and jax.sharding.get_abstract_mesh().empty
+    ):
         place = _concrete(place, tree)
     if place is None:
         return jnp.zeros(norm.shape, norm.dtype)
     if isinstance(place.mesh, Mesh):
-        return jax.device_put(jnp.zeros(norm.shape, norm.dtype), place)
+        return jnp.zeros(norm.shape, norm.dtype, device=place)
     return jnp.zeros(norm.shape, norm.dtype, out_sharding=place)
+
+
+def placed(norm: jax.ShapeDtypeStruct, leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return the type of norms of elements or slices, split like a leaf on Auto axes.
+
+    Otherwise each device would start with a whole memory of the size of the parameters,
+    and the second step would compile another program.
+    """
+    place = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
+    if not isinstance(place, NamedSharding) or norm.ndim != leaf.ndim:
+        return norm
+    dims = zip(place.spec, norm.shape, leaf.shape, strict=False)
+    spec = PartitionSpec(*(name if n == size else None for name, n, size in dims))
+    sharding = NamedSharding(place.mesh, spec)
+    return jax.ShapeDtypeStruct(norm.shape, norm.dtype, sharding=sharding)
 
 
 def no_flags(like: jax.Array) -> jax.Array:

@@ -390,7 +390,10 @@ def _new_or_old(new: ArrayLike, old: ArrayLike, flag: jax.Array) -> jax.Array:
         flag = _any([flag])
     # Further axes, such as a window, belong to one norm.
     flag = jnp.expand_dims(flag, tuple(range(flag.ndim, old.ndim)))
-    return _numerics.select(jnp.broadcast_to(flag, old.shape), new, old)
+    flag = jnp.broadcast_to(flag, old.shape)
+    if jax.typeof(old).sharding.mesh.empty:  # The state is from a traced `init`.
+        new, old = (_placement.placed_as(x, flag) for x in (new, old))
+    return _numerics.select(flag, new, old)
 
 
 def _any(flags: list[jax.Array]) -> jax.Array:

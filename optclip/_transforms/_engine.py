@@ -316,6 +316,7 @@ def _shapes(
     flat = _leaves.flatten(params)
     live = flat.clippable()
     entries: list[tuple[Entries, list[tuple[int, ...]]]] = []
+    paths: list[Any] = []
 
     def measured(arrays: list[LeafLike]) -> tuple[list[jax.Array], list[jax.Array]]:
         rest = iter(arrays)
@@ -326,6 +327,7 @@ def _shapes(
         layout = layout_of(local, flat.rebuild(leaves))
         memory = local.norm.init(layout.blocks)
         norms = local.norm.measure(layout.blocks, memory).norms.entries()
+        paths.extend(x.axis is not None and x.leaves[0].path for x in layout.blocks)
         pairs = zip(layout.blocks, norms, strict=True)
         entries.append(
             (Entries.of(layout), [_record.shape_of(*pair) for pair in pairs])
@@ -334,7 +336,9 @@ def _shapes(
 
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
     norms, memory = jax.eval_shape(measured, arrays)
-    return *entries[-1], norms, memory
+    by_path = dict(zip(flat.paths, flat.leaves, strict=True))
+    norms = map(_placement.placed, norms, map(by_path.get, paths))
+    return *entries[-1], list(norms), memory
 
 
 def transformation_of(engine: Engine) -> optax.GradientTransformationExtraArgs:
