@@ -107,9 +107,10 @@ def _interpolated(
 
     It lies the fraction `fraction` of the way from the index `low` to the next.
     """
-    ordered = jnp.sort(
-        jnp.where(_is_known(ring, count), ring, jnp.full_like(ring, jnp.inf)), axis=-1
-    )
+    # The largest number stands for a missing norm, since inf - inf would trip
+    # jax.debug_nans.
+    largest = jnp.full_like(ring, jnp.finfo(ring.dtype).max)
+    ordered = jnp.sort(jnp.where(_is_known(ring, count), ring, largest), axis=-1)
     places = _places(ring)
 
     def at(index: jax.Array) -> jax.Array:
@@ -119,8 +120,8 @@ def _interpolated(
         return jnp.sum(jnp.where(here, ordered, jnp.zeros_like(ordered)), axis=-1)
 
     a, b = at(low), at(jnp.minimum(low + 1, jnp.maximum(count - 1, 0)))
-    # Without stored norms both are inf, and inf - inf would be NaN.
-    return a + jnp.where(jnp.isfinite(a), b - a, jnp.zeros_like(a)) * fraction
+    is_known = _placement.placed_as(count > 0, a)
+    return jnp.where(is_known, a + (b - a) * fraction, jnp.full_like(a, jnp.inf))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import thresholds
-from tests.support import helpers
+from tests.support import helpers, registry
 from tests.support.steps import over_steps, unstacked
 
 PARAMS = {"w": np.float32([1.0, 2.0]), "b": np.float32([3.0])}
@@ -293,3 +293,14 @@ def test_skip_zeroes_all_numbers():
     assert not any(map(np.any, zeros))
     np.testing.assert_array_equal(updates["m"].indices, tree["m"].indices)
     assert updates["key"] == tree["key"]
+
+
+@pytest.mark.parametrize("name", registry.RULES)
+def test_skip_by_rule_under_debug_nans_raises_nothing(name):
+    """A rule without a norm so far has an infinite threshold, and computes no NaN."""
+    rule = getattr(thresholds, name)()
+    tx = optclip.skip(optax.identity(), max_norm=rule, over=registry.RULES[name])
+    state = tx.init(jnp.ones(2))
+    with jax.debug_nans(True):
+        for updates in jnp.array([[0.0, 0.0], [3.0, 4.0], [3.0, 4.0]]):
+            _, state = tx.update(updates, state, updates)
