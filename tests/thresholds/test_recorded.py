@@ -16,6 +16,7 @@ TREE = {"a": np.float32([1, 2, 3]), "b": np.float32([[0.5, 0.1], [2, 1]])}
 BAD = TREE | {"a": np.float32([math.nan, -math.inf, 1])}
 STEPS = [jax.tree.map(lambda x: x * math.nan, TREE), BAD, TREE]
 STEPS += [jax.tree.map(np.zeros_like, TREE), BAD]
+ADD = optax.identity()
 GROUPS = optclip.groups(optclip.by_path({"a": "x", "b": "y"}.get))
 SETUPS = [
     (optclip.clip_by, {"over": "tree"}),
@@ -25,6 +26,8 @@ SETUPS = [
     (optclip.clip_by, {"over": "element"}),
     (functools.partial(optclip.skip, optax.sgd(1.0)), {"over": "tree"}),
     (functools.partial(optclip.skip, optax.sgd(1.0)), {"over": "leaf"}),
+    (lambda max_norm: optclip.constrain(ADD, optclip.clip_by(max_norm)), {}),
+    (lambda max_norm: optclip.with_history(optclip.clip_by(max_norm)), {}),
 ]
 
 
