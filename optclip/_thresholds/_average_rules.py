@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -65,7 +64,7 @@ class Ema(OfPositive):
         """Build the function that limits norms to a total L2 norm of `max_norm`."""
         leaves = jax.tree.leaves(seen.norm)
         if not seen.includes_norm and [x.ndim for x in leaves] == [0]:
-            return functools.partial(jnp.full_like, fill_value=self.max_norm)
+            return lambda norm: jnp.full_like(norm, self.max_norm)
         if isinstance(seen.norm, PerNorm):
             batched = _batching.Batched.of_vector(*leaves)
         else:
@@ -217,8 +216,9 @@ class Zscore(OfPositive):
             most = as_like(self.max_norm, norm)
             limit = select(is_spike, jnp.minimum(spike_limit, most), most)
             if not seen.includes_norm:
+                eps = as_like(0.0 if self.mode == "percentile" else self.eps, norm)
+                edge = mean + as_like(self.z, norm) * (deviation + eps)
                 is_known = (deviation > 0) & (step >= self.warmup)
-                edge = self._edge(mean, deviation)
                 limit = select(is_known, jnp.minimum(edge, most), most)
             clipped_norm = select(is_spike, spike_limit, norm)
             new_mean, new_deviation = self._moments(clipped_norm, mean, deviation, step)
@@ -234,19 +234,13 @@ class Zscore(OfPositive):
         )
         return limits, Moments(*moments)
 
-    def _edge(self, mean: jax.Array, deviation: jax.Array) -> jax.Array:
-        """Return the norm above which a norm is a spike."""
-        if self.mode != "percentile":
-            deviation = deviation + as_like(self.eps, deviation)
-        return mean + as_like(self.z, mean) * deviation
-
     def _spike(
         self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Return the threshold of a spike, and whether the norm is one."""
         z = as_like(self.z, norm)
         if self.mode == "percentile":
-            edge = self._edge(mean, deviation)
+            edge = mean + z * deviation
             return edge, (norm > edge) & (deviation > 0)
         divisor = deviation + as_like(self.eps, norm)
         # After equal norms the deviation is 0, and any larger norm would be a spike.
@@ -378,11 +372,9 @@ class MeanOverRms(OfVector):
             divisor = rms + as_like(self.eps, rms)
             return ratio(mean, jnp.where(divisor > 0, divisor, jnp.ones_like(divisor)))
 
-        if seen.includes_norm:
-            thresholds = _batching.each(bound, mean, rms)
-        else:
-            past = _batching.each(bound, memory.mean, memory.rms)
-            thresholds = _running.of_past(past, memory.steps)
+        averages = (mean, rms) if seen.includes_norm else (memory.mean, memory.rms)
+        bounds = _batching.each(bound, *averages)
+        thresholds = _running.threshold_of(seen, bounds, bounds, memory.steps)
         return thresholds, Averages(mean, rms, _batching.each(counted, memory.steps))
 
 

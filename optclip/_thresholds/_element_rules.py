@@ -74,7 +74,7 @@ class Mean(OfPositive):
             return _running.mean(*weights, old, norm)
 
         means = _batching.each(learn, seen.norm, *memory)
-        limits = means if seen.includes_norm else _running.of_past(*memory)
+        limits = _running.threshold_of(seen, means, *memory)
         return limits, Running(means, _batching.each(_numerics.counted, memory.steps))
 
 
@@ -103,9 +103,7 @@ class Moment(OfVector):
             return peak * _numerics.power(mean, 1 / power)
 
         moments = _batching.each(learn, memory, seen.norm)
-        if seen.includes_norm:
-            return moments, moments
-        return _running.of_past(memory, memory), moments
+        return _running.threshold_of(seen, moments, memory, memory), moments
 
 
 def second_moment(

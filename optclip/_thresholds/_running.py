@@ -9,6 +9,7 @@ import numpy as np
 from .._arrays import _batching, _numerics, _validate
 from .._arrays._numerics import select
 from .._arrays._types import Number, PyTree
+from ._rule import Seen
 
 
 def weights(decay: Number, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -75,10 +76,15 @@ def root_mean_square(
     return peak * _numerics.root(mean(old_weight, new_weight, *squares))
 
 
-def of_past(threshold: PyTree, number: PyTree) -> PyTree:
-    """Return a threshold of past norms, which is inf while their number is 0."""
+def threshold_of(seen: Seen, new: PyTree, old: PyTree, number: PyTree) -> PyTree:
+    """Return the average with the norm of this step, or the one before in `skip`.
+
+    The latter is inf while the number of norms in it is 0.
+    """
+    if seen.includes_norm:
+        return new
     return _batching.each(
-        lambda x, n: select(n > 0, x, jnp.full_like(x, jnp.inf)), threshold, number
+        lambda x, n: select(n > 0, x, jnp.full_like(x, jnp.inf)), old, number
     )
 
 

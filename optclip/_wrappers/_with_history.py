@@ -143,11 +143,8 @@ def _without_rejected(new: PyTree, old: PyTree) -> PyTree:
     repeat the numbers of the step before.
     """
 
-    def is_guard(x: Any) -> bool:
-        return isinstance(x, optax.ApplyIfFiniteState)
-
     def replaced(new: Any, old: Any) -> Any:
-        if not is_guard(new):
+        if not isinstance(new, optax.ApplyIfFiniteState):
             return new
         pairs = zip(states_in(new), states_in(old), strict=True)
         is_same = [a.state.clip_step == b.state.clip_step for a, b in pairs]
@@ -164,7 +161,9 @@ def _without_rejected(new: PyTree, old: PyTree) -> PyTree:
             is_leaf=lambda x: isinstance(x, _RECORDS),
         )
 
-    return jax.tree.map(replaced, new, old, is_leaf=is_guard)
+    return jax.tree.map(
+        replaced, new, old, is_leaf=lambda x: isinstance(x, optax.ApplyIfFiniteState)
+    )
 
 
 def _row(metrics: list[Metric], loss: jax.Array | None) -> jax.Array:

@@ -99,6 +99,11 @@ def test_skip_records_leaves_of_skipped_gradient(over):
         ),
         # A loss may be negative.
         ({"max_loss": -1.0}, np.ones(3), [-2.0, -0.5, -1.0], [1, 0, 1]),
+        # Ten times the largest of the losses before, as in Megatron-LM.
+        (
+            {"max_loss": thresholds.scaled(thresholds.quantile(1.0, 100), 10.0)},
+            *(np.ones(4), [2.0, 5000.0, 19.0, 2.0], [1, 0, 1, 1]),
+        ),
     ],
 )
 def test_skip_by_numbers_takes_steps_below_them(limits, sizes, values, expected):

@@ -103,17 +103,6 @@ def test_history_of_step_that_optax_does_not_pass_on(name):
         assert is_named == (name == "apply_if_finite"), summary
 
 
-def test_history_of_rejected_steps_is_not_of_applied_ones():
-    sizes = [1.0] * 30 + [NAN] * 8
-    tx = optclip.with_history(optax.apply_if_finite(CHAIN, 50))
-    found = optclip.history(last_state(tx, sizes))
-    summary = optclip.summary(found)
-    assert "not finite in 8 of 38 steps, since step 30. None was applied" in summary
-    assert "clip: norm 2.236, threshold 2" in summary
-    suggestion = optclip.suggest(found, clip="clip", skip_first=0)
-    assert (suggestion.steps, suggestion.nonfinite) == (30, 8)
-
-
 def test_history_of_missing_losses_is_nan():
     update, state = helpers.quick_jit(KEPT.update), KEPT.init(PARAMS)
     found = optclip.history(state)
