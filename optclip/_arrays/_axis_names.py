@@ -181,20 +181,12 @@ def check_replicated(name: str, value: Any, leaf: jax.Array) -> None:
         )
 
 
-def check_one(name: str, value: jax.Array) -> None:
-    """Raise if a norm that all devices act on differs between them."""
-    if axes := split_axes(value):
-        raise ValueError(
-            f"`{name}` varies over the mesh axes {axes}, whose devices must act alike."
-            f" Pass jnp.sqrt(jax.lax.psum({name}**2, {axes})) if it is the norm of a"
-            f" shard, else {maximum_of(name, axes)}."
-        )
-
-
 def maximum_of(name: str, axes: Axes) -> str:
     """Return code for the maximum over devices; `pmax` alone drops NaN on CPU."""
-    is_nan = f"jax.lax.psum(jnp.isnan({name}), {axes}) > 0"
-    return f"jnp.where({is_nan}, jnp.nan, jax.lax.pmax({name}, {axes}))"
+    return (
+        f"jnp.where(jax.lax.psum(jnp.isnan({name}), {axes}) > 0, jnp.nan,"
+        f" jax.lax.pmax({name}, {axes}))"
+    )
 
 
 def apart(value: Any, other: Any) -> Axes:

@@ -69,8 +69,7 @@ def over_devices(values: PyTree, axes: Axes) -> PyTree:
 def worst_over(value: jax.Array, axes: Axes) -> jax.Array:
     """Compute the maximum over mapped axes, but NaN or -inf if a device has it."""
     # `pmax` has no derivative, so its operand must be a constant.
-    value = lax.stop_gradient(value)
-    highest, lowest = over_devices((value, -value), axes)
+    highest, lowest = over_devices(lax.stop_gradient((value, -value)), axes)
     return jnp.where(lowest == math.inf, -lowest, highest)
 
 

@@ -315,8 +315,7 @@ def _shapes(
     local = clip if typed else dataclasses.replace(clip, axis_name=())
     flat = _leaves.flatten(params)
     live = flat.clippable()
-    entries: list[tuple[Entries, list[tuple[int, ...]]]] = []
-    paths: list[Any] = []
+    found: list[tuple[Entries, list[tuple[int, ...]], list[Any]]] = []
 
     def measured(arrays: list[LeafLike]) -> tuple[list[jax.Array], list[jax.Array]]:
         rest = iter(arrays)
@@ -327,18 +326,18 @@ def _shapes(
         layout = layout_of(local, flat.rebuild(leaves))
         memory = local.norm.init(layout.blocks)
         norms = local.norm.measure(layout.blocks, memory).norms.entries()
-        paths.extend(x.axis is not None and x.leaves[0].path for x in layout.blocks)
         pairs = zip(layout.blocks, norms, strict=True)
-        entries.append(
-            (Entries.of(layout), [_record.shape_of(*pair) for pair in pairs])
-        )
+        shapes = [_record.shape_of(*pair) for pair in pairs]
+        paths = [x.axis is not None and x.leaves[0].path for x in layout.blocks]
+        found.append((Entries.of(layout), shapes, paths))
         return norms, list(memory)
 
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
     norms, memory = jax.eval_shape(measured, arrays)
+    entries, shapes, paths = found[-1]
     by_path = dict(zip(flat.paths, flat.leaves, strict=True))
     norms = map(_placement.placed, norms, map(by_path.get, paths))
-    return *entries[-1], list(norms), memory
+    return entries, shapes, list(norms), memory
 
 
 def transformation_of(engine: Engine) -> optax.GradientTransformationExtraArgs:
@@ -450,7 +449,12 @@ def _passed_norm(extra: dict[str, Any], name: str, layout: Layout) -> jax.Array:
         raise ValueError(_validate.must_be(name, wanted, norm, advice))
     _validate.passed_norm(name, norm, wanted, advice)
     scalar = _numerics.as_array(norm)
-    _axis_names.check_one(name, scalar)
+    if axes := _axis_names.split_axes(scalar):
+        raise ValueError(
+            f"`{name}` varies over the mesh axes {axes}, whose devices must act alike."
+            f" Pass jnp.sqrt(jax.lax.psum({name}**2, {axes})) if it is the norm of a"
+            f" shard, else {_axis_names.maximum_of(name, axes)}."
+        )
     arrays = [jax.typeof(leaf.array) for leaf in layout.used()]
     return flush_small(scalar.astype(accumulator(arrays)))
 
