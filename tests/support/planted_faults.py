@@ -56,8 +56,8 @@ FAULTS = [
     # The core: norms, thresholds, coefficients and elements.
     Fault(
         "_clip/_scale.py",
-        "coefficient = select(is_positive, coefficient, jnp.sign(threshold)) + alarm",
-        "coefficient = select(is_positive, coefficient, jnp.sign(threshold))",
+        "coefficient = select(is_positive, coefficient, of_zero) + alarm",
+        "coefficient = select(is_positive, coefficient, of_zero)",
         "clip/test_nonfinite.py",
     ),
     Fault(
