@@ -34,7 +34,8 @@ def as_array(value: Number) -> jax.Array:
     """
     if isinstance(value, int):
         return jnp.asarray(float(value))
-    if isinstance(value, (np.integer, np.ndarray)) and value.dtype.kind in "iu":
+    # JAX has no `np.longdouble`, whose character is "g".
+    if isinstance(value, (np.number, np.ndarray)) and value.dtype.char in "bhilqBHILQg":
         return jnp.asarray(value.astype(np.float64))
     array = jnp.asarray(_placement.on_device(value))
     if jnp.issubdtype(array.dtype, jnp.floating) and jnp.finfo(array.dtype).bits >= 32:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._arrays import _axis_names, _collectives, _leaves, _validate
+from .._arrays._numerics import promotable
 from .._arrays._types import AxisName, Number
 
 # With a causal mask, the queries of a span are multiplied only by the keys before its
@@ -66,7 +67,7 @@ def max_attention_logit(
     # The logits are constant to derivatives, so that measuring them in a loss does not
     # change its gradient.
     query, key = lax.stop_gradient((jnp.asarray(query), jnp.asarray(key)))
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else promotable(scale)
     attended, is_causal = _mask(mask, query, key), isinstance(mask, str)
     logits = _by_head(
         query, key, lax.stop_gradient(factor), attended, block_size, is_causal

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import (
-    _axis_names,
     _leaf,
     _leaves,
     _numerics,
@@ -166,10 +165,10 @@ def _moved_leaf(
     x = jnp.asarray(leaf.array)
     lower, upper = (_placement.beside(bound, x) for bound in limits[:2])
     name = _leaves.named(leaf.path)
-    for which, bound in (("lower", lower), ("upper", upper)):
-        _axis_names.check_replicated(which, bound, x)
-        if leaf.matrix is not None:
-            _check_sparse(name, which, bound)
+    of_side = {"lower": lower, "upper": upper}
+    check_replicated(of_side, x)
+    for which, bound in of_side.items() if leaf.matrix is not None else ():
+        _check_sparse(name, which, bound)
     if count is not None:
         wide = _leaves.real_dtype(x.dtype)
         bounds = (

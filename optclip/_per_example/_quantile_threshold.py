@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._arrays import _collectives, _placement, _validate
-from .._arrays._numerics import as_like, promotable
+from .._arrays._numerics import as_array, as_like, promotable
 from .._arrays._types import Number, PyTree
 from ._bound import Relation, check_normal
 from ._clip_then_sum import ExampleInfo
@@ -129,7 +129,9 @@ class QuantileThreshold:
     def init(self) -> QuantileState:
         """Return the state before the first step."""
         values = self.init_value, jax.tree.map(lambda _: self.quantile, self.init_value)
-        return QuantileState(*jax.tree.map(lambda x: jnp.asarray(x, "float32"), values))
+        return QuantileState(
+            *jax.tree.map(lambda x: as_array(x).astype("float32"), values)
+        )
 
     def update(
         self,
@@ -199,10 +201,10 @@ class QuantileThreshold:
                 key, dtype=jnp.float32
             )
         if self.expected_batch_size is not None:
-            number = jnp.asarray(self.expected_batch_size, jnp.float32)
+            number = as_like(self.expected_batch_size, number)
         is_empty = number == 0
         fraction = total / jnp.where(is_empty, jnp.ones_like(number), number) + 0.5
-        fraction = jnp.where(is_empty, jnp.full_like(fraction, self.quantile), fraction)
+        fraction = jnp.where(is_empty, as_like(self.quantile, fraction), fraction)
         rate, wanted = map(promotable, (self.learning_rate, self.quantile))
         step = jnp.exp(-rate * (fraction - wanted))
         # 0 and inf keep their value when multiplied, so the old threshold is limited

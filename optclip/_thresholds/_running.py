@@ -21,10 +21,7 @@ def weights(decay: Number, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
         new_weight = 1 - jnp.asarray(decay)
     else:
         new_weight = 1 - float(concrete_decay)
-    old_weight, new_weight = (
-        jnp.asarray(x).astype(norm.dtype) for x in (decay, new_weight)
-    )
-    return old_weight, new_weight
+    return _numerics.as_like(decay, norm), _numerics.as_like(new_weight, norm)
 
 
 def debiased_weights(

@@ -68,6 +68,8 @@ def constrain(
       - New parameters that are NaN or inf, and those that share their norm: the update
         of `inner` is returned, and rules do not learn from the norm.
       - Zero parameters stay 0 in `clip`, with `response="normalize"` too.
+      - Fast and slow parameters of an `inner` optax.lookahead both count in the norm of
+        the tree. Place `constrain` inside optax.lookahead to clip the fast ones alone.
 
     See Also:
       `thresholds.initial_norm`, to keep the norm of each parameter.

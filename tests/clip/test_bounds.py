@@ -26,6 +26,8 @@ def test_bounds_broadcast_and_may_be_trees_with_none():
     ("bounds", "expected"),
     [
         ({"upper": 1.0}, [-9, 1]),
+        ({"upper": np.full(2, 1, np.longdouble)}, [-9, 1]),
+        ({"lower": np.longdouble(-2), "upper": np.int64(2**40)}, [-2, 9]),
         ({"lower": -1.0}, [-1, 9]),
         # As in TensorFlow, bounds that cross give the lower one.
         ({"lower": jnp.array([3.0]), "upper": jnp.array([1.0])}, [3, 3]),

@@ -28,7 +28,7 @@ def private(c, **options):
 
 
 def largest_logit(c):
-    query = jnp.full((3, 2, 4), c)
+    query = jnp.full((3, 2, 4), 0.5, "float8_e4m3fn")
     # float8 keys and queries of two other dtypes.
     keys = [jnp.ones((3, 2, 4), dtype) for dtype in ("bfloat16", "float8_e5m2")]
     return [functional.max_attention_logit(query, key, scale=c) for key in keys]
@@ -73,16 +73,18 @@ def all_of(c):
     return {name: function(c) for name, function in FLOATS.items()}
 
 
-def test_narrow_floats_equal_wide_ones():
-    """JAX promotes them with no other dtype."""
+def test_floats_of_any_width_equal_float32():
+    """JAX promotes narrow ones with no other dtype."""
     jax.eval_shape(all_of, jax.ShapeDtypeStruct((), "float4_e2m1fn"))
     clips = helpers.quick_jit(all_of)
     expected = helpers.as_float64(clips(jnp.float32(0.5)))
-    found = clips(jnp.asarray(0.5, "float8_e4m3fn"))
-    for name, values in helpers.as_float64(found).items():
-        leaves = zip(*map(jax.tree.leaves, (values, expected[name])), strict=True)
-        for got, wanted in leaves:
-            np.testing.assert_allclose(got, wanted, 1e-5, 1e-7, err_msg=name)
+    # JAX has no array of np.longdouble.
+    of_longdouble = helpers.quick_jit(lambda: all_of(np.longdouble(0.5)))
+    for found in (clips(jnp.asarray(0.5, "float8_e4m3fn")), of_longdouble()):
+        for name, values in helpers.as_float64(found).items():
+            leaves = zip(*map(jax.tree.leaves, (values, expected[name])), strict=True)
+            for got, wanted in leaves:
+                np.testing.assert_allclose(got, wanted, 1e-5, 1e-7, err_msg=name)
 
 
 def norm_of(leaves, **options):
