@@ -334,9 +334,13 @@ def check_normal(name: str, value: Any, *, above: bool = False) -> None:
     """Raise unless a number is a normal float32 or, unless it must be `above`, 0."""
     known = _validate.concrete(_validate.plain(name, value, above=above))
     is_normal = known is None or bool(known == 0 or _TINY <= float(known) <= _LARGEST)
-    wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
-    advice = "In float32 it would be 0 or inf."
-    _validate.require(name, value, is_normal, wanted, advice)
+    _validate.require(
+        name,
+        value,
+        is_normal,
+        f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32",
+        "In float32 it would be 0 or inf.",
+    )
 
 
 def _wide(value: Any) -> Any:
