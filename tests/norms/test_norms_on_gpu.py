@@ -25,8 +25,8 @@ def drawn(dtype, size):
     return [(size * rng.standard_normal(shape)).astype(dtype) for shape in SHAPES]
 
 
-def measured(leaves, blocks, p, monkeypatch):
-    """Return norms by the formula for GPUs, and exact ones."""
+def compiled(blocks, p, monkeypatch):
+    """Return a function of the leaves, their norms by the formula for GPUs."""
     monkeypatch.setattr(_xla, "on_gpu", lambda on_gpu, _, arrays: on_gpu(arrays))
     # Not compiled, since JAX would reuse a program that another test has compiled.
     monkeypatch.setattr(_sums, "_compiled", _sums._compiled.__wrapped__)
@@ -37,6 +37,11 @@ def measured(leaves, blocks, p, monkeypatch):
         ]
         return norms.measure(grouped, p)
 
+    return jax.jit(norm_of)
+
+
+def measured(leaves, blocks, p, monkeypatch):
+    """Return norms by the formula for GPUs, and exact ones."""
     wide = [np.abs(np.asarray(x, np.complex128)) for x in leaves]
     exact = [
         np.sum(wide[index[0]] ** p, axis, keepdims=True) ** (1 / p)
@@ -44,7 +49,7 @@ def measured(leaves, blocks, p, monkeypatch):
         else sum(np.sum(wide[i] ** p) for i in index) ** (1 / p)
         for index, axis in blocks
     ]
-    return jax.jit(norm_of)(leaves), exact
+    return compiled(blocks, p, monkeypatch)(leaves), exact
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
@@ -79,3 +84,15 @@ def test_norm_on_gpu_of_nan_and_inf_is_not_finite(monkeypatch):
     assert np.isnan(got[0])
     assert got[5] == np.inf
     assert np.isfinite(np.delete(got, [0, 5])).all()
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_norm_on_gpu_has_exact_derivatives_also_in_a_batch(p, monkeypatch):
+    norm_of = compiled([(BLOCKS["tree"][0], None)], p, monkeypatch)
+    leaves, twice = drawn("float32", 1.0), drawn("float32", 2.0)
+    batch = [np.stack(pair) for pair in zip(leaves, twice, strict=True)]
+    slopes = jax.jit(jax.vmap(jax.grad(lambda x: norm_of(x)[0])))(batch)
+    size = np.sqrt(sum(np.sum(np.float64(x) ** 2) for x in leaves))
+    for slope, x in zip(slopes, leaves, strict=True):
+        exact = np.sign(x) if p == 1 else x / size
+        np.testing.assert_allclose(slope, [exact, exact], rtol=1e-5)
