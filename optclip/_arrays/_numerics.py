@@ -189,7 +189,7 @@ def with_subnormals(
     like: jax.Array,
     to_integer: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Return `normal`, or `x` rounded by `to_integer` where it is subnormal in `like`."""
+    """Return `normal`, or `x` by `to_integer` where it is subnormal in `like`."""
     info = jnp.finfo(like.dtype)
     if info.nexp == jnp.finfo(x.dtype).nexp:
         return normal
