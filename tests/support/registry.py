@@ -551,6 +551,6 @@ OTHER_NAMES = {
     "summary": "test_summary.py",
     "thresholds": "test_thresholds.py",
     "typing": "test_typing.py",
-    "units": "test_units.py",
+    "units": "test_scopes.py",
     "with_periodic_reset": "test_wrappers.py",
 }
