@@ -1,4 +1,6 @@
-"""Ghost norms and weighted sums: accuracy in float64, memory and traces."""
+"""Ghost norms: accuracy in float64, memory, traces, ids, rules and overflow."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from optclip.per_example import norms
+import optclip
+from optclip.per_example import clipped_grad, norms
 from tests.support import (
     covering,
     example_losses,
@@ -167,3 +170,295 @@ def test_ghost_norms_trace_loss_equally_often_for_any_batch():
         examples = np.ones((batch, 3), np.float32)
         jax.eval_shape(norms(counted, method="ghost"), params, examples)
     assert shapes == [(3,)] * 2 * (len(shapes) // 2)
+
+
+# Ids of each integer dtype.
+
+NUM_IDS = 6
+LOOKUPS = {
+    "fill": lambda w, ids: jnp.take(w, ids, axis=0, mode="fill", fill_value=0),
+    "clip": lambda w, ids: jnp.take(w, ids, axis=0, mode="clip"),
+    "columns": lambda w, ids: jnp.take(w.T, ids, axis=1, mode="fill", fill_value=0).T,
+    "drop": lambda w, ids: w.at[ids].get(mode="drop", fill_value=0),
+    "indexed": lambda w, ids: w[ids],
+}
+WEIGHTS = np.random.default_rng(0).normal(size=(2, NUM_IDS, 2)).astype(np.float32)
+
+
+# Dtypes of each lookup. JAX rejects signed ids in "drop" and "indexed".
+DTYPES = {
+    "fill": ("int8", "uint8", "int16", "uint16", "int32", "uint32"),
+    "clip": ("uint8", "uint16"),
+    "columns": ("int8", "uint8"),
+    "drop": ("uint8",),
+    "indexed": ("uint8",),
+}
+
+
+def sizes(dtype):
+    """Return table sizes below, at and above the number of ids of a dtype."""
+    count = np.iinfo(dtype).max + 1
+    return [300] if count > 2**16 else [count - 1, count, count + 1]
+
+
+def ids_of(dtype, rows):
+    last = min(np.iinfo(dtype).max, rows + 2)
+    ids = [[0, 1, last // 2, last, last, last - 1], [last, 3, 43, 44, last - 1, 3]]
+    return np.array(ids, dtype)
+
+
+def gradients_of_ids(ids, rows, lookup):
+    """Return the gradient of each example in float64."""
+    ids = ids.astype(np.int64)
+    out = np.zeros((2, rows + 3, 2))
+    ids = np.minimum(ids, rows - 1) if lookup == "clip" else ids
+    for grad, of_one, weights in zip(out, ids, WEIGHTS, strict=True):
+        np.add.at(grad, of_one, weights)
+    return out[:, :rows]
+
+
+def test_ghost_ids_of_integer_dtype_equal_gradients():
+    # Below, at and above the number of ids for one lookup, above it for the others.
+    cases = [("fill", d, n) for d in DTYPES["fill"] for n in sizes(d)]
+    cases += [(k, d, sizes(d)[-1]) for k in LOOKUPS for d in DTYPES[k] if k != "fill"]
+    tables = [np.ones((rows, 2), np.float32) for *_, rows in cases]
+    ids = [ids_of(dtype, rows) for _, dtype, rows in cases]
+
+    def loss(tables, example):
+        ids, weights = example
+        total = 0.0
+        for (lookup, *_), w, of_one in zip(cases, tables, ids, strict=True):
+            total += jnp.sum(LOOKUPS[lookup](w, of_one) * weights)
+        return total
+
+    f = norms(loss, method="ghost", over="leaf")
+    assert {*per_example_oracle.kinds_of(loss, tables, (ids, WEIGHTS))} == {"formula"}
+    _, measured = helpers.quick_jit(f)(tables, (ids, WEIGHTS))
+    for case, of_one, norm in zip(cases, ids, measured, strict=True):
+        lookup, _, rows = case
+        expected = np.linalg.norm(gradients_of_ids(of_one, rows, lookup), axis=(1, 2))
+        np.testing.assert_allclose(norm, expected, rtol=1e-6, err_msg=str(case))
+
+
+def test_ghost_sum_of_small_ids_is_bounded():
+    def loss(w, ids):
+        return 1e3 * jnp.sum(jnp.take(w, ids, axis=0))
+
+    f = clipped_grad(loss, 1.0, method="ghost")
+    ids = np.array([[100, 200, 250, 104]], np.uint8)
+    total, info = helpers.quick_jit(f)(jnp.ones((300, 4)), ids)
+    np.testing.assert_allclose(info.norms, [4e3], rtol=1e-6)
+    assert jnp.linalg.norm(total) <= f.sensitivity()
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(46_000, "formula"), (70_000, "")])
+def test_plan_has_formula_for_rows_that_int32_counts(rows, kind):
+    """70,000 squared rows overflow."""
+    kinds = []
+    table = jax.ShapeDtypeStruct((rows, rows, 1), jnp.float32)
+    ids = jax.ShapeDtypeStruct((2, NUM_IDS), jnp.int32)
+    kinds_of = functools.partial(
+        per_example_oracle.kinds_of, lambda w, i: jnp.sum(w[i, i])
+    )
+    jax.eval_shape(lambda *given: kinds.append(kinds_of(*given)), table, ids)
+    assert kinds == [kind or "materialized"]
+
+
+# A `jax.custom_vjp` in the loss: ghost clipping equals a loop, or raises.
+
+BOUND, N = 0.05, 32
+
+
+# It is not linear in the cotangent.
+def clipping_rule(x):
+    return optclip.clip_cotangent(x, 0.1, axis=None)
+
+
+def looped(step, p, x):
+    return lax.scan(lambda h, _: (step(p, h), None), x, None, length=3)[0]
+
+
+def site(how):
+    """A matrix product whose rule changes the cotangents of both operands."""
+
+    @jax.custom_vjp
+    def product(x, w):
+        return x @ w
+
+    def backward(kept, g):
+        _, pull = jax.vjp(jnp.matmul, *kept)
+        return jax.tree.map(lambda g: jax.vjp(how, g)[1](g)[0], pull(g))
+
+    product.defvjp(lambda x, w: (x @ w, (x, w)), backward)
+    return lambda p, x: product(x, p["w"])
+
+
+# Its derivative is linear: JAX transposes it.
+twice = jax.custom_jvp(lambda w, x: x @ w)
+twice.defjvp(lambda given, by: (twice(*given), 2 * (given[1] @ by[0])))
+
+# What a layer does with a rule: on its way to the loss, and between a parameter and the
+# product with data, where it need not scale with the coefficient.
+ON_DATA = {
+    "custom_jvp on a weight": lambda how: (
+        lambda p, x: how(twice(jnp.sin(p["w"]), x)) * p["b"]
+    ),
+    "linear solve": lambda how: (
+        lambda p, x: jax.lax.custom_linear_solve(
+            lambda v: v,
+            p["w"] @ x.T,
+            lambda _, b: b,
+            lambda _, g: jax.vjp(how, g)[1](g)[0],
+        )
+    ),
+    "before": lambda how: lambda p, x: jnp.tanh(how(x)) @ p["w"] * p["b"],
+    "scan": lambda how: (
+        lambda p, x: looped(lambda p, h: jnp.tanh(how(h) @ p["w"] + p["b"]), p, x)
+    ),
+    "stopped": lambda how: lambda p, x: x @ p["w"] + how(lax.stop_gradient(p["w"])[0]),
+}
+ON_WEIGHT = {
+    "weight": lambda how: lambda p, x: jnp.tanh(x @ how(p["w"])),
+    "weight in jit": lambda how: lambda p, x: x @ jax.jit(lambda w: how(2 * w))(p["w"]),
+    "weight in cond": lambda how: (
+        lambda p, x: x @ lax.cond(p["b"][0] > 0, how, jnp.sin, p["w"])
+    ),
+    "weight in scan": lambda how: (
+        lambda p, x: looped(lambda p, h: jnp.tanh(h @ how(p["w"])), p, x)
+    ),
+    "solved weight": lambda how: (
+        lambda p, x: (
+            x
+            @ jax.lax.custom_linear_solve(
+                lambda v: v,
+                p["w"],
+                lambda _, b: b,
+                lambda _, g: jax.vjp(how, g)[1](g)[0],
+            )
+        )
+    ),
+    "site": site,
+    "site in cond": lambda how: (
+        lambda p, x: lax.cond(x.sum() > 0, lambda: how(x @ p["w"]), lambda: x @ p["w"])
+    ),
+    "site in scan": lambda how: lambda p, x: looped(site(how), p, x),
+}
+PARAMS = {
+    "w": (np.random.default_rng(0).normal(size=(N, N)) / 6).astype(np.float32),
+    "b": np.random.default_rng(1).normal(size=N).astype(np.float32),
+}
+EXAMPLES = np.random.default_rng(2).normal(size=(4, 3, N)).astype(np.float32)
+
+
+def loss_of(layer):
+    return lambda p, x: jnp.sum(layer(p, x) ** 2)
+
+
+# The rule on the way from data to the loss is in the random programs.
+@pytest.mark.parametrize("place", ON_DATA)
+def test_custom_vjp_outside_weights_equals_gradients(place):
+    loss = loss_of(ON_DATA[place](clipping_rule))
+    per_example_oracle.check(loss, PARAMS, EXAMPLES, rtol=1e-5)
+
+
+@pytest.mark.parametrize("place", ON_WEIGHT)
+def test_ghost_custom_vjp_on_weight_raises(place):
+    loss = loss_of(ON_WEIGHT[place](clipping_rule))
+    for make in (norms, lambda loss, **how: clipped_grad(loss, BOUND, **how)):
+        with pytest.raises(ValueError, match=r"custom_vjp.*leaf 'w'.*method='vmap'"):
+            jax.eval_shape(make(loss, method="ghost"), PARAMS, EXAMPLES)
+
+
+# Where squares overflow, vanish or cancel.
+
+ROWS, INPUTS, OUTPUTS = 3, 32, 8
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def products(p, example):
+    """Compute a loss with gradients `x.T d` (matrix) and sums of `d` (bias, rows)."""
+    x, d, ids = example
+    return jnp.sum((x @ p["w"] + p["b"] + p["rows"][ids]) * d)
+
+
+ZEROS = {
+    "w": np.zeros((INPUTS, OUTPUTS), np.float32),
+    "b": np.zeros(OUTPUTS, np.float32),
+    "rows": np.zeros((9, OUTPUTS), np.float32),
+}
+IDS = np.array([[1, 1, 2]])
+NORMS = {over: norms(products, method="ghost", over=over) for over in ("leaf", "tree")}
+RUN = {over: jax.jit(f) for over, f in NORMS.items()}
+
+
+def found_and_expected(x, d):
+    """Norms of each leaf and the tree for one example, and those in float64."""
+    x, d = (np.asarray(each, np.float32) for each in (x, d))
+    (_, found), (_, whole) = (f(ZEROS, (x[None], d[None], IDS)) for f in RUN.values())
+    x, d = np.float64(x), np.float64(d)
+    rows = [d[0] + d[1], d[2]]
+    expected = {"w": x.T @ d, "b": d.sum(0), "rows": rows}
+    expected = {name: np.linalg.norm(g) for name, g in expected.items()}
+    expected["tree"] = np.hypot.reduce([*expected.values()])
+    return {
+        k: float(norm[0]) for k, norm in (found | {"tree": whole}).items()
+    }, expected
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_d"),
+    [
+        (1, 1), (0, 0), (1e-25, 1e15), (1e25, 1e-20), (1e10, 1e20), (1e-12, 1e-6),
+        (1, 1e30), (1e20, 1e20), (1e-20, 1e-20), (1e-30, 1e20), (1e-30, 1e30),
+        # Leaves of unequal size.
+        (1e25, 1e-15), (0, 1e15), (1e-20, 1e10),
+    ],
+)  # fmt: skip
+def test_ghost_norm_of_any_size_is_accurate_or_inf_or_0(of_x, of_d):
+    found, expected = found_and_expected(
+        normal(ROWS, INPUTS) * of_x, normal(ROWS, OUTPUTS, seed=1) * of_d
+    )
+    for name, right in expected.items():
+        if right < 2.0**-60:
+            right = 0
+        elif right > np.finfo(np.float32).max:
+            right = np.inf
+        np.testing.assert_allclose(found[name], right, rtol=1e-6)
+
+
+def test_ghost_norm_ignores_overflow_at_position_without_activation():
+    """The squares of its cotangent overflow, but it does not enter the gradient."""
+    x, d = normal(ROWS, INPUTS), normal(ROWS, OUTPUTS, seed=1)
+    x[0], d[0] = 0, 1e30
+    x[1], d[1] = 1e-20 * x[1], 1e20 * d[1]
+    d[2] = 0
+    x[2] *= 1e30
+    found, expected = found_and_expected(x, d)
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 1])
+def test_ghost_norm_of_nonfinite_data_is_nonfinite(bad, place):
+    arrays = [normal(ROWS, INPUTS), normal(ROWS, OUTPUTS, seed=1)]
+    arrays[place][1, 2] = bad
+    with np.errstate(invalid="ignore"):
+        found, _ = found_and_expected(*arrays)
+    assert not np.isfinite(found["w"])
+    assert np.isfinite(found["b"]) == (place == 0)
+
+
+@pytest.mark.parametrize("rest", [0, 1e-6, 1e-4, 1e-2, 0.1, 0.5])
+def test_ghost_norm_of_canceling_positions_keeps_precision(rest):
+    """As accurate as float32; products would keep half of the digits."""
+    x, d = normal(ROWS, INPUTS), normal(ROWS, OUTPUTS, seed=1)
+    x[1], d[1] = x[0] + rest * x[1], -d[0]
+    d[2] *= rest
+    example = (x[None], d[None], IDS)
+    assert per_example_oracle.kinds_of(products, ZEROS, example)["w"] == "formula"
+    found, expected = found_and_expected(x, d)
+    least = 1e-7 * np.linalg.norm(x) * np.linalg.norm(d)
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6, atol=least)
