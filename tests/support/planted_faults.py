@@ -256,7 +256,7 @@ FAULTS = [
         "_cotangents/_relative_threshold.py",
         "last = jnp.maximum(jnp.sum(counted) - 1, 0)",
         "last = counted.size - 1",
-        "cotangents/test_relative_cotangents.py",
+        "cotangents/test_clip_cotangent.py",
     ),
     Fault(
         "_attention/_qk_scaling.py",
