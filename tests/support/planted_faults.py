@@ -138,7 +138,7 @@ FAULTS = [
         "_thresholds/_window_rules.py",
         "jax.tree.map(lambda n: jnp.minimum(n + 1, length), window.num_known)",
         "jax.tree.map(lambda n: n + 1, window.num_known)",
-        "thresholds/test_learned.py",
+        "thresholds/test_running.py",
     ),
     Fault(
         "_thresholds/_window_rules.py",
@@ -150,7 +150,7 @@ FAULTS = [
         "_thresholds/_average_rules.py",
         "mixed = select(step < self.warmup, jnp.minimum(old, new), mixed)",
         "mixed = select(step < self.warmup, jnp.maximum(old, new), mixed)",
-        "thresholds/test_learned.py",
+        "thresholds/test_running.py",
     ),
     # Wrappers.
     Fault(
