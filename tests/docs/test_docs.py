@@ -2,7 +2,9 @@
 
 import pathlib
 import re
+import sys
 
+import jax
 import jax.numpy as jnp
 import nbformat
 import numpy as np
@@ -10,8 +12,10 @@ import optax
 import pytest
 
 import optclip
+from docs.plots_and_tables import comparison
+from docs.plots_and_tables import level_shift_table as table
 from optclip import recipes
-from tests.support import helpers, oracles
+from tests.support import covering, helpers, oracles
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 README = (DOCS.parent / "README.md").read_text()
@@ -80,3 +84,91 @@ def test_readme_norms_of_rounded_leaves_are_measured():
             clipped, _ = tx.update(tree, tx.init(tree))
             found = oracles.tree_norm(helpers.as_float64(clipped))
             np.testing.assert_allclose(found, norm, atol=5e-3)
+
+
+# The table of docs/migrating.md: inputs on which optax fails.
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def test_comparison_table_matches_run():
+    """The column of optax is compared if the page names the installed version."""
+    tables = [
+        [line.split("|") for line in table.splitlines()]
+        for table in (comparison.current_table(), comparison.new_table())
+    ]
+    same_optax = f" optax {optax.__version__} " in tables[0][0]
+    for cells, expected in zip(*tables, strict=True):
+        if not same_optax:
+            del cells[2], expected[2]
+        line, new = "|".join(cells), "|".join(expected)
+        assert NUMBER.split(line) == NUMBER.split(new)
+        # Another CPU may round the third digit differently.
+        numbers = (np.float64(NUMBER.findall(text)) for text in (line, new))
+        np.testing.assert_allclose(*numbers, rtol=2e-3)
+
+
+# The table of docs/choosing_a_threshold.md: steps that rules need after a shift.
+
+# Two rows without a window, which are fast; the others run with `--full`.
+QUICK = ["`olmo_ratio()`", "`zclip(max_norm=inf)`, `thresholds.zscore()`"]
+
+
+def test_level_shift_table_matches_run():
+    """If not, run `python -m docs.plots_and_tables.level_shift_table`."""
+    page = table.PAGE.read_text()
+    for name in table.ROWS if covering.full else QUICK:
+        assert table.row(name) in page
+
+
+# The functions that docs/how_one_call_works.md names.
+
+PACKAGE = pathlib.Path(optclip.__file__).parent
+ONE_CALL = (DOCS / "how_one_call_works.md").read_text()
+
+
+def traced_functions():
+    """Return the file and name of each function that one traced call runs through."""
+    tx = optclip.clip_by_global_norm(1.0)
+    state = tx.init({"w": np.ones(2), "b": np.ones(2)})
+    # No other test has these shapes, whose traces JAX would find and not repeat.
+    updates = {"w": np.ones((1, 7, 1, 83)), "b": np.ones((1, 1, 1, 89))}
+    functions = []
+
+    def profile(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(f"{PACKAGE}"):
+            path = pathlib.Path(code.co_filename).relative_to(PACKAGE).as_posix()
+            functions.append((path, code.co_qualname.rpartition("<locals>.")[2]))
+
+    step = jax.jit(tx.update)
+    sys.setprofile(profile)
+    try:
+        step.trace(updates, state)
+    finally:
+        sys.setprofile(None)
+    return functions
+
+
+def test_table_names_the_files_and_functions_of_a_call_in_order():
+    rows = re.findall(r"^\|.*\| `(\w+/\w+\.py)` \| (.*) \|$", ONE_CALL, re.MULTILINE)
+    named = [
+        (path, name) for path, cell in rows for name in re.findall("`(.*?)`", cell)
+    ]
+    called = traced_functions()
+    files = {path for path, _ in called if not path.startswith("_arrays/")}
+    assert files == {path for path, _ in named}
+    rest = iter(called)
+    assert not [each for each in named if each not in rest]
+
+
+def test_numpy_equivalent_has_at_most_thirty_lines():
+    lines = ONE_CALL.split("```python\n")[1].split("tx = ")[0].splitlines()
+    assert 0 < len([line for line in lines if line]) <= 30
+
+
+def test_kernels_of_the_compiled_step_are_those_of_the_benchmarks():
+    benchmarks = (DOCS / "benchmarks.md").read_text()
+    row = r"^\| global norm \| (\d+) [^|]*\| (\d+) \|"
+    ((ours, optax),) = re.findall(row, benchmarks, re.MULTILINE)
+    assert f"{ours} with this call and {optax} with the one of optax" in ONE_CALL
