@@ -10,8 +10,20 @@ import argparse
 import importlib
 import json
 import pathlib
+import runpy
+from typing import Any, NamedTuple
 
 FOLDER = pathlib.Path(__file__).resolve().parent
+
+
+class Checkout(NamedTuple):
+    """Hold the folder of the authors' code."""
+
+    folder: pathlib.Path
+
+    def names_of(self, file: str) -> dict[str, Any]:
+        """Run a file and return its names."""
+        return runpy.run_path(str(self.folder / file))
 
 
 def main() -> None:
@@ -24,7 +36,7 @@ def main() -> None:
     parser.add_argument("checkout", type=pathlib.Path, help="the authors' code")
     options = parser.parse_args()
     module = importlib.import_module(f"tests.recipes.official.{options.name}")
-    text = json.dumps(module.values(options.checkout))
+    text = json.dumps(module.values(Checkout(options.checkout)))
     (FOLDER / f"{options.name}.json").write_text(text + "\n")
 
 

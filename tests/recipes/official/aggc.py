@@ -4,8 +4,6 @@ Requires torch and a checkout of https://github.com/ZhiyuanLi218/AGGC. The code 
 norms in float32, so the gradients are multiples of 1/64, and its norms are saved too.
 """
 
-import pathlib
-import runpy
 from typing import Any
 
 from tests.recipes.official.spam import START, gradients, listed
@@ -33,11 +31,10 @@ OPTIONS = {
 }
 
 
-def values(checkout: pathlib.Path) -> dict[str, Any]:
+def values(checkout: Any) -> dict[str, Any]:
     import torch
 
-    path = checkout / "GRPO" / "verl" / "utils" / "grad_clip.py"
-    official = runpy.run_path(str(path))
+    official = checkout.names_of("GRPO/verl/utils/grad_clip.py")
     inputs = gradients(STEPS)
     results: dict[str, Any] = {
         "norms": [],

@@ -4,8 +4,6 @@ Requires torch and a checkout of https://github.com/pseeth/autoclip. A substitut
 its handler instead of ignite.
 """
 
-import pathlib
-import runpy
 import sys
 import types
 from typing import Any
@@ -28,24 +26,32 @@ class Engine:
         return store
 
 
-def values(checkout: pathlib.Path) -> dict[str, Any]:
+def norms_left(make: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return norms, and those left by `make(model, option)()` for each option."""
     import torch
 
+    norms = rules.NORMS[np.isfinite(rules.NORMS)]
+    results: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
+    for name, option in options.items():
+        model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+        clip = make(model, option)
+        results["left"][name] = []
+        for norm in norms:
+            model.weight.grad = torch.tensor([[0.6 * norm, -0.8 * norm]])
+            clip()
+            results["left"][name].append(float(model.weight.grad.norm()))
+    return results
+
+
+def values(checkout: Any) -> dict[str, Any]:
     ignite = types.ModuleType("ignite.engine")
     ignite.__dict__["EventEnum"] = type("EventEnum", (), {})
     sys.modules |= {"ignite": types.ModuleType("ignite"), "ignite.engine": ignite}
-    path = checkout / "autoclip.py"
-    official = runpy.run_path(str(path))["add_autoclip_gradient_handler"]
-    norms = rules.NORMS[np.isfinite(rules.NORMS)]
-    results: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
-    for name, percentile in PERCENTILES.items():
-        model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    official = checkout.names_of("autoclip.py")["add_autoclip_gradient_handler"]
+
+    def clip(model: Any, percentile: float) -> Any:
         engine = Engine()
         official(engine, model, percentile)
-        left = []
-        for norm in norms:
-            model.weight.grad = torch.tensor([[0.6 * norm, -0.8 * norm]])
-            engine.handler(engine)
-            left.append(float(model.weight.grad.norm()))
-        results["left"][name] = left
-    return results
+        return lambda: engine.handler(engine)
+
+    return norms_left(clip, PERCENTILES)

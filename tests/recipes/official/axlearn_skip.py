@@ -7,7 +7,6 @@ run, with substitutes for their imports from AXLearn.
 import __future__
 
 import ast
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -43,9 +42,9 @@ def norms() -> np.ndarray:
     return norms
 
 
-def _official(checkout: pathlib.Path) -> dict[str, Any]:
+def _official(checkout: Any) -> dict[str, Any]:
     """Compile only those functions, since the file imports all of AXLearn."""
-    path = checkout / "axlearn/common/optimizers.py"
+    path = checkout.folder / "axlearn/common/optimizers.py"
     tree = ast.parse(path.read_text())
     tree.body = [node for node in tree.body if getattr(node, "name", "") in RUN]
     assert {getattr(node, "name", "") for node in tree.body} == RUN
@@ -64,7 +63,7 @@ def _official(checkout: pathlib.Path) -> dict[str, Any]:
     return names
 
 
-def values(checkout: pathlib.Path) -> dict[str, Any]:
+def values(checkout: Any) -> dict[str, Any]:
     official = _official(checkout)
     results: dict[str, Any] = {"norms": norms().tolist(), "skipped": {}}
     for name, options in OPTIONS.items():

@@ -4,8 +4,6 @@ Requires a checkout of https://github.com/marin-community/levanter. A substitute
 replaces its logger.
 """
 
-import pathlib
-import runpy
 import sys
 import types
 from typing import Any
@@ -21,14 +19,14 @@ OPTIONS = {
 }
 
 
-def values(checkout: pathlib.Path) -> dict[str, Any]:
+def values(checkout: Any) -> dict[str, Any]:
     tracker = types.ModuleType("levanter.tracker")
     tracker.__dict__["jit_log"] = lambda _: None
     levanter = types.ModuleType("levanter")
     levanter.__dict__["tracker"] = tracker
     sys.modules |= {"levanter": levanter, "levanter.tracker": tracker}
-    path = checkout / "src/levanter/optim/clip_update_norm.py"
-    official = runpy.run_path(str(path))["clip_update_by_historical_norm"]
+    names = checkout.names_of("src/levanter/optim/clip_update_norm.py")
+    official = names["clip_update_by_historical_norm"]
     norms = rules.NORMS[np.isfinite(rules.NORMS)]
     results: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
     for name, options in OPTIONS.items():

@@ -4,8 +4,6 @@ Requires torch and a checkout of https://github.com/allenai/OLMo-core. A single 
 runs, with substitutes for two helpers that it imports.
 """
 
-import pathlib
-import runpy
 import sys
 import types
 from typing import Any
@@ -37,7 +35,7 @@ def sequences(steps: int) -> dict[str, np.ndarray]:
     return dict(zip(SEQUENCES, rounded, strict=True))
 
 
-def values(checkout: pathlib.Path) -> dict[str, Any]:
+def values(checkout: Any) -> dict[str, Any]:
     import torch
 
     helpers = types.ModuleType("olmo_core.utils")
@@ -45,8 +43,8 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
     helpers.__dict__["move_to_device"] = lambda tensor, device: tensor.to(device)
     sys.modules["olmo_core"] = types.ModuleType("olmo_core")
     sys.modules["olmo_core.utils"] = helpers
-    path = checkout / "src/olmo_core/optim/skip_step_optimizer.py"
-    official = runpy.run_path(str(path))["SkipStepOptimizer"]
+    names = checkout.names_of("src/olmo_core/optim/skip_step_optimizer.py")
+    official = names["SkipStepOptimizer"]
 
     inputs = sequences(150)
     results: dict[str, Any] = {name: inputs[name].tolist() for name in SEQUENCES}

@@ -5,8 +5,6 @@ Requires torch and a checkout of https://github.com/TianjinYellow/SPAM-Optimizer
 """
 
 import contextlib
-import pathlib
-import runpy
 import sys
 from typing import Any
 
@@ -40,11 +38,10 @@ def listed(values: Any) -> Any:
     return float(f"{float(values):.{DIGITS}g}")
 
 
-def values(checkout: pathlib.Path) -> dict[str, Any]:
+def values(checkout: Any) -> dict[str, Any]:
     import torch
 
-    path = checkout / "galore_torch" / "SPAM.py"
-    official = runpy.run_path(str(path))["AdamW"]
+    official = checkout.names_of("galore_torch/SPAM.py")["AdamW"]
     inputs = gradients(120)
     results: dict[str, Any] = {
         "gradients": inputs.tolist(),

@@ -7,7 +7,6 @@ layers, each of which is a matrix in their code.
 """
 
 import importlib
-import pathlib
 import sys
 from typing import Any
 
@@ -54,12 +53,12 @@ def start() -> dict[str, np.ndarray]:
     return {k: np.cos(np.arange(n)).reshape(SHAPES[k]) for k, n in sizes.items()}
 
 
-def values(checkout: pathlib.Path) -> dict[str, Any]:
+def values(checkout: Any) -> dict[str, Any]:
     import torch
 
     # Compilation is slow and does not change the results.
     torch.compile = lambda function: function
-    sys.path.insert(0, str(checkout / "src"))
+    sys.path.insert(0, str(checkout.folder / "src"))
     clip = importlib.import_module("optim.post_process").clip_sigvals
     official = importlib.import_module("optim.spectra").SPECTRA
     tensors = {k: torch.tensor(x) for k, x in gradients().items()}

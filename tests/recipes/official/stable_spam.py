@@ -4,8 +4,6 @@ Requires torch and a checkout of https://github.com/TianjinYellow/StableSPAM. `c
 the gradient after clipping elements, and `scaled` after scaling by the norm too.
 """
 
-import pathlib
-import runpy
 from typing import Any
 
 from tests.recipes.official.spam import START, gradients, listed
@@ -16,11 +14,10 @@ OPTIONS = {
 }
 
 
-def values(checkout: pathlib.Path) -> dict[str, Any]:
+def values(checkout: Any) -> dict[str, Any]:
     import torch
 
-    path = checkout / "galore_torch" / "stablespam.py"
-    official = runpy.run_path(str(path))["StableSPAM"]
+    official = checkout.names_of("galore_torch/stablespam.py")["StableSPAM"]
     inputs = gradients(60)
     results: dict[str, Any] = {
         "gradients": inputs.tolist(),

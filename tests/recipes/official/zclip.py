@@ -3,13 +3,10 @@
 Requires torch and a checkout of https://github.com/bluorion-com/ZClip.
 """
 
-import pathlib
-import runpy
+import functools
 from typing import Any
 
-import numpy as np
-
-from tests.support import rules
+from tests.recipes.official.autoclip import norms_left
 
 OPTIONS = {
     "default": {},
@@ -20,20 +17,10 @@ OPTIONS = {
 }
 
 
-def values(checkout: pathlib.Path) -> dict[str, Any]:
-    import torch
+def values(checkout: Any) -> dict[str, Any]:
+    official = checkout.names_of("zclip/zclip.py")["ZClip"]
 
-    path = checkout / "zclip" / "zclip.py"
-    official = runpy.run_path(str(path))["ZClip"]
-    norms = rules.NORMS[np.isfinite(rules.NORMS)]
-    results: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
-    for name, options in OPTIONS.items():
-        clip = official(**options)
-        model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
-        left = []
-        for norm in norms:
-            model.weight.grad = torch.tensor([[0.6 * norm, -0.8 * norm]])
-            clip.step(model)
-            left.append(float(model.weight.grad.norm()))
-        results["left"][name] = left
-    return results
+    def clip(model: Any, options: dict[str, Any]) -> Any:
+        return functools.partial(official(**options).step, model)
+
+    return norms_left(clip, OPTIONS)
