@@ -431,8 +431,6 @@ ENTRIES = [
     ),
 ]
 
-# One entry per kind of scope, for contracts that depend only on the scope.
-BY_SCOPE = list({entry.scope: entry for entry in ENTRIES[::-1]}.values())
 SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 
 
