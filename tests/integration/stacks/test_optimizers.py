@@ -13,10 +13,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:optax.global_norm is deprecated:DeprecationWarning"
 )
 
-CONTRIB = "Optimizers of `optax.contrib`"
-PRIVATE = "Clipping by `jax_privacy`"
-
-
 X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
 Y = np.sin(X).sum(axis=1, keepdims=True)
 
@@ -28,12 +24,7 @@ def loss_of(params):
 
 @pytest.fixture(scope="module")
 def contrib():
-    return page.run(CONTRIB)
-
-
-@pytest.fixture(scope="module")
-def private():
-    return page.run(PRIVATE)
+    return page.run("Optimizers of `optax.contrib`")
 
 
 @pytest.mark.parametrize("name", ["muon", "free", "fourth"])
@@ -58,5 +49,6 @@ def test_contributed_optimizers_train(contrib, name):
     assert loss_of(params) < losses[0] / 4
 
 
-def test_private_training_converges(private):
+def test_private_training_converges():
+    private = page.run("Clipping by `jax_privacy`")
     by_hand.check_trained(private["losses"], private["opt_state"])

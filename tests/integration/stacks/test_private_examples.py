@@ -15,13 +15,12 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:optax.global_norm is deprecated:DeprecationWarning"
 )
 
-PRIVATE = "DP-SGD"
 DROPOUT = "Flax NNX models with dropout"
 
 
 @pytest.fixture(scope="module")
 def private():
-    return page.run(PRIVATE)
+    return page.run("DP-SGD")
 
 
 def test_private_loop_trains_within_budget(private):
