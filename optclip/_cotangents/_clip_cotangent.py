@@ -90,8 +90,9 @@ def clip_cotangent(
 
     Guarantees:
       Cotangents within the threshold are bit-identical, and zeros stay zero. A traced
-      negative threshold counts as 0. The gradient with respect to `max_norm` is 0.
-      Second derivatives differentiate the clipped backward pass.
+      negative threshold counts as 0, unless `response` has `signed = True`. The
+      gradient with respect to `max_norm` is 0. Second derivatives differentiate the
+      clipped backward pass.
 
       `relative` excludes norms that are 0 or non-finite; a function receives 0 for
       both. Relative thresholds scale with the loss.
