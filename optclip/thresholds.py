@@ -17,7 +17,8 @@ an int32 scalar that starts at 0 and also counts non-finite steps.
 
 The column "own" of the table states whether the norm of a step enters its own
 threshold. In `skip` no norm or loss does: rules answer before they learn, and otherwise
-a spike would raise its own limit. The threshold is inf until a rule has learned.
+a spike would raise its own limit. Until a rule has learned, the threshold is inf, or
+its `max_norm`.
 
 ==================== ===================================== ========= ===================
 rule                 threshold                             own       published as

@@ -384,8 +384,9 @@ def mean_over_rms(
     """Divide the running mean of the norms by their running root mean square.
 
     The threshold is `m / (sqrt(v) + eps)` with the debiased running averages `m` of the
-    norm and `v` of its square, this step included. It is 1 for constant norms, and
-    smaller after a spike. Use it with `over="leaf"` and `response="normalize"`.
+    norm and `v` of its square, this step included, except in `skip`. It is 1 for
+    constant norms, and smaller after a spike. Use it with `over="leaf"` and
+    `response="normalize"`.
 
     Example:
       >>> import jax.numpy as jnp, optclip

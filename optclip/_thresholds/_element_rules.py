@@ -136,7 +136,8 @@ def ema_of_max(decay: Number = 0.999) -> Of:
 def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
     """Clip to the running power mean of each element's modulus.
 
-    The threshold `c` includes this step: `c**p = decay * c**p + (1 - decay) * |u|**p`.
+    The threshold `c` includes this step, except in `skip`:
+    `c**p = decay * c**p + (1 - decay) * |u|**p`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
