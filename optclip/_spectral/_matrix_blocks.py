@@ -59,8 +59,9 @@ def matrices_of(block: Block, dtype: DTypeLike | None = None) -> MatrixBlock:
     """Return the matrices of a block of one leaf, in `dtype` or the dtype of its norm.
 
     Raises:
-      ValueError: The block has several leaves, or slices over more than two axes; a
-        leaf is a BCOO matrix; or both sides of a matrix are split over mapped axes.
+      ValueError: The block has several leaves, or slices over more than two axes that
+        are not flattened; a leaf is a BCOO matrix; or both sides of a matrix are split
+        over mapped axes.
     """
     if len(block.leaves) != 1 or block.stacked is not None:
         of = "stacked layers" if block.stacked is not None else "leaves"
