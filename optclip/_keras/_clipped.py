@@ -254,8 +254,8 @@ def clip_state(model: Any) -> PyTree:
         model.jax_state_sync()
         # In an uncompiled `train_step`, that was the step before, from which Keras
         # would continue.
-        is_last = held.steps <= jnp.asarray(optimizer.iterations)
-        leaves = held.leaves() if is_last else []
+        is_current = held.steps <= jnp.asarray(optimizer.iterations)
+        leaves = held.leaves() if is_current else []
     # The value of another step would become a constant of a compiled step.
     is_known = all(isinstance(x, Tracer) == is_traced for x in leaves)
     advice = (

@@ -104,7 +104,7 @@ class HeldClip:
         return [updates[name] for name in names]
 
     def count(self, iterations: Any) -> None:
-        """Note the optimizer's count, unless the step is traced."""
+        """Store the optimizer's count of steps, unless the step is traced."""
         count = jnp.copy(iterations)
         if not isinstance(count, Tracer):
             self.steps = count

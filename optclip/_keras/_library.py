@@ -10,7 +10,7 @@ from .._arrays._call_errors import no_attribute
 
 
 def __getattr__(name: str) -> object:
-    """Raise the error for a name that `optclip.keras`, which has this, lacks."""
+    """Raise the error for a missing name of `optclip.keras`, which imports this."""
     raise no_attribute("optclip.keras", name)
 
 
