@@ -58,6 +58,7 @@ PRIVATE_TYPES = (
     "AxisName",
     "ClipOptions",
     "Labels",
+    "MatrixAxes",
     "MomentClipOptions",
     "Nonfinite",
     "Number",
