@@ -24,8 +24,7 @@ UNIT = np.array([0.6, -0.8, 0.0])
 
 
 def clip(x, c, **kwargs):
-    tx = optclip.clip_by(c, record=False, **kwargs)
-    return tx.update(x, tx.init(x))[0]
+    return helpers.clipped(optclip.clip_by(c, record=False, **kwargs), x)
 
 
 # Against differences.

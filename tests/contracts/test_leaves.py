@@ -19,22 +19,18 @@ TREE = helpers.gradients()
 SCALARS = {"dense": 30.0, "out": [40.0, 0.0625]}
 
 
-def clip(tx, tree):
-    return tx.update(tree, tx.init(tree))[0]
-
-
 @each_trait
 def test_python_scalar_becomes_weakly_typed_and_is_clipped(entry):
     """Scalars have no axes and no singular values."""
     tx = helpers.tx_without_promotion(entry.make())
-    clips = helpers.quick_jit(lambda tree: clip(tx, tree))
     if entry.kwargs.get("axis") or entry.id == "layers":
         with pytest.raises(
             ValueError, match=r"`axis` must .*\(0,\).*leaf 'dense'.*mask="
         ):
-            clips(SCALARS)
+            helpers.quickly_clipped(tx, SCALARS)
         return
-    clipped, wide = clips(SCALARS), helpers.as_float64(SCALARS)
+    clipped = helpers.quickly_clipped(tx, SCALARS)
+    wide = helpers.as_float64(SCALARS)
     helpers.assert_same_types(clipped, SCALARS)
     assert helpers.differs(clipped, SCALARS) == (not entry.of_matrices)
     helpers.assert_close(clipped, wide if entry.of_matrices else entry.expected(wide))
@@ -44,7 +40,7 @@ def test_python_scalar_becomes_weakly_typed_and_is_clipped(entry):
 def test_leaf_that_no_compiled_function_takes_passes(entry):
     passed = {"float0": np.zeros(2, jax.dtypes.float0), "int": 7, "bool": True}
     tree = {"out": TREE["out"], "passed": passed}
-    found = clip(helpers.tx_without_promotion(entry.make()), tree)
+    found = helpers.clipped(helpers.tx_without_promotion(entry.make()), tree)
     for name, leaf in passed.items():
         assert type(found["passed"][name]) is type(leaf)
         np.testing.assert_array_equal(found["passed"][name], leaf)

@@ -34,10 +34,6 @@ TREE = helpers.mixed_gradients()
 ZEROS = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), TREE)
 
 
-def clip(tx, tree):
-    return tx.update(tree, tx.init(tree))[0]
-
-
 @pytest.mark.covering(
     entry=by_trait(),
     run=covering.RUNS,
@@ -49,7 +45,7 @@ def test_clip_of_float64_is_computed_in_float64(entry, run):
         tree = helpers.gradients(dtype=jnp.float64)
         tx = helpers.tx_without_promotion(entry.make())
         found = (quick_jit if run is helpers.optimized_jit else run)(
-            lambda t: clip(tx, t)
+            lambda t: helpers.clipped(tx, t)
         )(tree)
         helpers.assert_same_types(found, tree)
         assert helpers.differs(found, tree)
@@ -81,14 +77,14 @@ def clips_at(entry):
         limits = {name: THRESHOLDS[name](c) for name in names}
         limits |= {"traced": traced, "inf": np.inf, "zero": 0.0}
         found = {
-            name: clip(helpers.tx_without_promotion(entry.make(limit)), tree)
+            name: helpers.clipped(helpers.tx_without_promotion(entry.make(limit)), tree)
             for name, limit in limits.items()
         }
         halving = entry.make(optax.piecewise_constant_schedule(c, {1: 0.5}))
         found["step 0"], state = halving.update(tree, halving.init(tree))
         found["step 1"], _ = halving.update(tree, state)
         if not entry.of_matrices:
-            found["strict"] = clip(entry.make(strict=True), tree)
+            found["strict"] = helpers.clipped(entry.make(strict=True), tree)
         return found
 
     return quick_jit(clips)

@@ -62,10 +62,6 @@ def test_subclass_of_shipped_response_is_rejected_like_its_base(make):
         make(Nearly())
 
 
-def compiled(tx):
-    return helpers.quick_jit(lambda x: tx.update(x, tx.init(x))[0])
-
-
 @pytest.mark.parametrize(("response", "formula"), FORMULAS)
 def test_coefficient_matches_formula(response, formula):
     """Thresholds are 0, inf and NaN too; slopes are finite at a norm of zero."""
@@ -85,7 +81,7 @@ def test_coefficient_matches_formula(response, formula):
 @pytest.mark.parametrize("response", ["hard", "smooth", "normalize"])
 def test_coefficient_near_smallest_float_is_accurate(response):
     x = np.full(1024, 1e30, np.float32)
-    clipped = compiled(optclip.clip_by(1e-6, response=response))(x)
+    clipped = helpers.quickly_clipped(optclip.clip_by(1e-6, response=response), x)
     np.testing.assert_allclose(oracles.norm(clipped), 1e-6, rtol=1e-5)
 
 
@@ -131,7 +127,8 @@ def test_curves_of_elements_match_formula(name, size):
     """The curve is the same at every scale, odd, and straight near zero."""
     x = np.array([-3.0, -1.0, -1e-3, 0.0, 1e-6, 0.5, 40.0])
     given = np.append(x * size, 1e-15).astype(np.float32)
-    clipped = compiled(optclip.clip_by_value(size, response=name))(given)
+    tx = optclip.clip_by_value(size, response=name)
+    clipped = helpers.quickly_clipped(tx, given)
     threshold = float(np.float32(size))
     expected = threshold * CURVES[name](given.astype(np.float64) / threshold)
     np.testing.assert_allclose(clipped, expected, rtol=2e-6, atol=size * 1e-20)
@@ -140,9 +137,10 @@ def test_curves_of_elements_match_formula(name, size):
 
 
 def test_drop_elements_zeroes_those_beyond_bounds():
-    clip = compiled(optclip.clip_by_value(lower=-1.0, upper=2.0, response="drop"))
+    tx = optclip.clip_by_value(lower=-1.0, upper=2.0, response="drop")
     x = np.float32([-1.5, -1.0, 0.0, 2.0, 2.5, np.inf, np.nan])
-    np.testing.assert_array_equal(clip(x), [0.0, -1.0, 0.0, 2.0, 0.0, 0.0, np.nan])
+    clipped = helpers.quickly_clipped(tx, x)
+    np.testing.assert_array_equal(clipped, [0.0, -1.0, 0.0, 2.0, 0.0, 0.0, np.nan])
     bounds = np.float32([np.nan, 1.0])
     for lower, upper in ((-bounds, 1.0), (-1.0, bounds)):
         kept = _responses.Drop().element(jnp.zeros(2), jnp.asarray(lower), upper)
@@ -151,7 +149,8 @@ def test_drop_elements_zeroes_those_beyond_bounds():
 
 def test_proportional_slices_beside_infinite_one_are_scaled():
     clip = optclip.clip_by(1.0, over=optclip.axes(0), response="proportional")
-    clipped = compiled(clip)(np.float32([[3.0, np.inf], [4.0, 0.0]]))
+    x = np.float32([[3.0, np.inf], [4.0, 0.0]])
+    clipped = helpers.quickly_clipped(clip, x)
     np.testing.assert_allclose(clipped[:, 0], [0.6, 0.8], rtol=1e-6)
     assert np.all(np.isnan(clipped[:, 1]))
 
@@ -183,8 +182,9 @@ SCOPES = {
 
 
 def clip(x, c, response, **kwargs):
-    tx = optclip.clip_by(c, response=response, record=False, **kwargs)
-    return tx.update(x, tx.init(x))[0]
+    return helpers.clipped(
+        optclip.clip_by(c, response=response, record=False, **kwargs), x
+    )
 
 
 def value_and_slope(function, x):

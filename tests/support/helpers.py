@@ -77,6 +77,14 @@ def optimized_jit(function, **kwargs):
     return jax.jit(function, **compiler.options(compiler.OPTIMIZED), **kwargs)
 
 
+def clipped(tx, tree, params=None):
+    """Return the updates of the first step."""
+    return tx.update(tree, tx.init(tree), params)[0]
+
+
+quickly_clipped = quick_jit(clipped, static_argnums=0)
+
+
 def gradients(seed: int = 0, dtype: chex.ArrayDType = jnp.float32) -> chex.ArrayTree:
     """Return leaves with norms below and above each threshold of the registry."""
     rng = np.random.default_rng(seed)

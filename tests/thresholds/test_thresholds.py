@@ -23,10 +23,6 @@ def watching(log):
     return UserRule({"seen": jnp.zeros((), jnp.int32)}, update)
 
 
-def clipped_once(tx, updates):
-    return helpers.quick_jit(lambda u: tx.update(u, tx.init(u))[0])(updates)
-
-
 def test_rule_receives_norm_step_parameters_and_extra_arguments():
     log = []
     tx = optclip.clip_by_global_norm(watching(log))
@@ -72,7 +68,7 @@ def test_rule_may_return_a_threshold_per_norm_and_a_whole_number():
         (), lambda seen, memory: ({"a": seen.norm["a"] / 2, "b": jnp.int32(5)}, memory)
     )
     tree = {"a": np.float32([3.0, 4.0]), "b": np.float32([10.0])}
-    clipped = clipped_once(optclip.clip_by_norm(halves), tree)
+    clipped = helpers.quickly_clipped(optclip.clip_by_norm(halves), tree)
     chex.assert_trees_all_close(clipped, jax.tree.map(lambda x: x / 2, tree))
 
 
@@ -134,7 +130,7 @@ def test_rule_in_warm_up_applies_nonfinite_policy(over, policy, expected):
     updates = np.float32([np.nan, 1.0])
     for limit, left in ((thresholds.mean_plus_std(3.0, 8), expected), (INF, updates)):
         tx = optclip.clip_by(limit, over=over, nonfinite=policy)
-        np.testing.assert_array_equal(clipped_once(tx, updates), left)
+        np.testing.assert_array_equal(helpers.quickly_clipped(tx, updates), left)
 
 
 def test_rule_in_warm_up_zeroes_finite_gradient_of_infinite_norm():

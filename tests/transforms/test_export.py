@@ -22,15 +22,11 @@ CLIPS = {
     "cubic": lambda g: F.clip_by_norm(g, 1.0, ord=3.0),
     "strict": lambda g: F.clip_by_global_norm(g, 1.0, strict=True)[0],
     "value": lambda g: F.clip_by_value(g, lower=-1.0, upper=1.0),
-    "agc": lambda g: updated(optclip.recipes.agc(0.01), g),
-    "recorded": lambda g: updated(optclip.clip_by_norm(1.0, axis=0), g),
-    "recorded rows": lambda g: updated(optclip.clip_by_norm(1.0, axis=1), g),
-    "recorded value": lambda g: updated(optclip.clip_by_value(1.0), g),
+    "agc": lambda g: helpers.clipped(optclip.recipes.agc(0.01), g, g),
+    "recorded": lambda g: helpers.clipped(optclip.clip_by_norm(1.0, axis=0), g),
+    "recorded rows": lambda g: helpers.clipped(optclip.clip_by_norm(1.0, axis=1), g),
+    "recorded value": lambda g: helpers.clipped(optclip.clip_by_value(1.0), g),
 }
-
-
-def updated(tx, grads):
-    return tx.update(grads, tx.init(grads), grads)[0]
 
 
 @helpers.quick_jit
