@@ -210,7 +210,8 @@ def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -
     known = concrete(value)
     if known is None:
         return value
-    out_of_range = is_beyond_floats(value) or not np.isfinite(known)
+    # A Python int of more than 64 bits is an object.
+    out_of_range = is_beyond_floats(value) or not np.isfinite(known.astype(np.float64))
     if out_of_range or known < 0 or known > most or (above and known == 0):
         raise ValueError(must_be(name, wanted, value))
     return value

@@ -252,10 +252,11 @@ def clip_state(model: Any) -> PyTree:
     size = len(held.variables)
     if len(leaves) < size and not is_traced and hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
-        # In an uncompiled `train_step`, that was the step before, from which Keras
-        # would continue.
-        is_current = held.steps <= jnp.asarray(optimizer.iterations)
-        leaves = held.leaves() if is_current else []
+        leaves = held.leaves()
+        # In an uncompiled `train_step`, there is still none, or that of the step
+        # before, from which Keras would continue.
+        if leaves and held.steps > jnp.asarray(optimizer.iterations):
+            leaves = []
     # The value of another step would become a constant of a compiled step.
     is_known = all(isinstance(x, Tracer) == is_traced for x in leaves)
     advice = (

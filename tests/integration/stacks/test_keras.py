@@ -389,16 +389,23 @@ class Compared(keras.callbacks.Callback):
             np.testing.assert_array_equal(logs[key], value)
 
 
-@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"jit_compile": False}])
 def test_train_step_reads_state_of_its_step_in_scope_or_raises(options):
-    clipped = optclip.keras.clipped(optimizers.Adam(0.05), FIXED)
-    model = make_model(clipped, Logged, **options)
+    fix = r"with keras.StatelessScope\(zip.*log_metrics"
+    new, model = (
+        make_model(
+            optclip.keras.clipped(optimizers.Adam(0.05), FIXED), Logged, **options
+        )
+        for _ in range(2)
+    )
+    new.scope = contextlib.nullcontext
+    with pytest.raises(ValueError, match=fix):
+        fit(new)
     model.scope = keras.StatelessScope
     fit(model, epochs=1, callbacks=[Compared()])
     assert model.train_on_batch(X, Y, return_dict=True)["clip/steps"] == 5
     model.scope = contextlib.nullcontext
     model.make_train_function(force=True)
-    fix = r"with keras.StatelessScope\(zip.*log_metrics"
     if not options:
         with pytest.raises(ValueError, match=fix):
             model.train_on_batch(X, Y)
