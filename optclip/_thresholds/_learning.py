@@ -323,7 +323,7 @@ def _materialized(thresholds: PyTree, *, is_vector: bool) -> PyTree:
     if is_vector:
         return _xla.materialized(thresholds)
     leaves, treedef = jax.tree.flatten(thresholds)
-    scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
+    scalars = {i: jnp.asarray(x) for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
     floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
     if not floats:
         return thresholds
