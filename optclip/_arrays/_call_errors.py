@@ -61,7 +61,8 @@ _FUNCTIONS = {
     "per_example_global_norm_clip": "optclip.per_example.clipped_sum",
     "per_example_layer_norm_clip": "optclip.per_example.clipped_sum",
     "skip_large_updates": "optclip.skip",
-    "zero_nans": "optclip.skip",
+    "zero_nans": "optclip.skip, or optax.zero_nans() before the clipping"
+    " (docs/nan_and_inf.md)",
 }
 # Constraints of parameters, in lower case and without underscores.
 _CONSTRAINTS = frozenset(
@@ -113,6 +114,9 @@ def no_attribute(module: str, name: str, ours: str | None = None) -> AttributeEr
     elif name.replace("_", "").lower() in _CONSTRAINTS:
         hint = "Use optclip.constrain(optimizer, clip), see docs/clipping_parameters.md"
         hint += " for each `clip`. In model.fit, constraints of Keras work too."
+        if module == "optclip.keras":
+            hint = "Pass layers kernel_constraint=, such as keras.constraints.MaxNorm(2"
+            hint += "); optclip.constrain is for optax."
     return AttributeError(f"module {module!r} has no attribute {name!r}. {hint}")
 
 

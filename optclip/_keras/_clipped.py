@@ -160,7 +160,8 @@ class Clipping(Base):
     def get_config(self) -> dict[str, Any]:
         held = self.optclip_held
         _CLIPS[held.key] = held.transformation
-        return super().get_config() | {"clip": held.key, "load_with": _HINT}
+        # First, since Keras prints the whole if it cannot load it.
+        return {"load_with": _HINT} | super().get_config() | {"clip": held.key}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **options: Any) -> Any:

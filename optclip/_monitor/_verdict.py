@@ -215,7 +215,7 @@ def _not_finite(run: _Run) -> Iterator[_Finding]:
         findings += _not_finite_of(run, name, norms, applied)
     loss = np.where(_has_loss(run), run.loss, 0)
     findings += _not_finite_of(run, "loss", {"": loss}, unknown)
-    yield from sorted(findings, key=lambda finding: "was applied:" not in finding[1])
+    yield from sorted(findings, key=lambda finding: "probably NaN" not in finding[1])
 
 
 def _has_loss(run: _Run) -> np.ndarray:
@@ -260,8 +260,14 @@ def _not_finite_of(
     # A run that went on after such a step has not applied it.
     is_fatal = rows[-1] and (end - first == rows.sum() or end - first >= _STALLED)
     is_harmless = rows.any() and not np.any(applied[rows] != 0)
+    taken = rows & (applied == 1)
+    is_partly = not run.is_state and 0 < taken.sum() < rows.sum()
+    if is_partly:
+        which = f"the first in step {run.step(int(np.argmax(taken)))}"
+        text += f"; {taken.sum()} of them applied, {which}"
     if is_fatal and "skipped" not in fields and np.any(applied[first:] == 1):
-        text += "; the step was applied: the parameters are probably NaN"
+        text += "" if is_partly else "; the step was applied"
+        text += ": the parameters are probably NaN"
         advice = f"{advice.capitalize()}, and wrap the optimizer in optclip.skip."
     elif not rows.any():
         advice = "Wrap the optimizer in optclip.with_history to record which."

@@ -25,9 +25,11 @@ def test_missing_name_raises_with_its_equivalent(name):
     equivalent = EQUIVALENTS[name]
     with pytest.raises(AttributeError) as caught:
         getattr(optclip, name)
-    assert str(caught.value) == (
-        f"module 'optclip' has no attribute '{name}'. Did you mean {equivalent}?"
-    )
+    start = f"module 'optclip' has no attribute '{name}'. Did you mean {equivalent}"
+    ends = {
+        "zero_nans": ", or optax.zero_nans() before the clipping (docs/nan_and_inf.md)"
+    }
+    assert str(caught.value) == f"{start}{ends.get(name, '')}?"
     found = optclip
     for part in equivalent.split(".")[1:]:
         found = getattr(found, part)
@@ -35,11 +37,15 @@ def test_missing_name_raises_with_its_equivalent(name):
 
 
 @pytest.mark.parametrize("name", ["MaxNorm", "UnitNorm", "non_neg", "ClipConstraint"])
-@pytest.mark.parametrize("module", [optclip, optclip.keras])
-def test_missing_constraint_raises_with_page_of_constrain(module, name):
-    with pytest.raises(
-        AttributeError, match=r"constrain\(.*docs/clipping_parameters.md"
-    ):
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (optclip, r"constrain\(.*docs/clipping_parameters.md"),
+        (optclip.keras, r"kernel_constraint=, .*constraints.MaxNorm\(2\)"),
+    ],
+)
+def test_missing_constraint_raises_with_its_equivalent(module, words, name):
+    with pytest.raises(AttributeError, match=words):
         getattr(module, name)
 
 

@@ -309,6 +309,7 @@ FIXED = optclip.skip(GLOBAL(1.0), max_norm=5.0)
 MEDIAN = thresholds.scaled(thresholds.quantile(0.5), 10.0)
 MEDIAN = optclip.skip(GLOBAL(1.0), max_norm=MEDIAN)
 REJECTED = optax.apply_if_finite(GLOBAL(1.0), 200)
+PARTLY = optax.apply_if_finite(GLOBAL(1.0), 2)
 ZERO = optclip.clip_by_global_norm(1.0, nonfinite="zero")
 BY_LOSS = optclip.skip(GLOBAL(1.0), max_loss=thresholds.mean_plus_std(6.0))
 TWO = logged(at(ROWS, {150: 60, 250: 60}), at(LOSS, {151: 6.6}))
@@ -340,6 +341,8 @@ PARTS = {
         (run(GLOBAL(1.0), 0 * NAN[200:]), ["since step 0.*NaN. Check the initial parameters"]),
         (run(REPEATED, NAN), ["^-> skip: not finite.*since step 203. None"]),
         (run(REJECTED, NAN), ["not finite in 100 of 300.*since step 200. None was applied"]),
+        (run(PARTLY, at(ROWS, {(200, 204): np.nan})), ["200 to 203; 2 of them applied, the first in step 202. Call"]),
+        (run(PARTLY, NAN), ["since step 200; 98 of them applied, the first in step 202: the parameters are probably NaN. Restore"]),
         (run(ZERO, NAN), ["since step 200. They were zeroed. Call"]),
         (run(FIXED, at(ROWS, {(200, 220): 9, (221, 299): 9})), ["98 of the last 100 steps.*: 200 to 219, 221 to 298. .*step 200.$"]),
         (run(FIXED, at(ROWS, {(200, 300): 9})), ["9 above 5.*use max_norm=scaled"]),
