@@ -136,7 +136,8 @@ def clip_by_singular_value(
         prefix tree of these with None for unclipped.
       response: `"hard"` (default), `"smooth"` for `s / sqrt(1 + (s / max_value) ** 2)`,
         `"normalize"` for `max_value` instead of s (orthogonalization, as in Muon), or
-        with `"eigh"` any other response that does not enlarge a value.
+        with `"eigh"` any other response. Values below 0.01 of the threshold and of the
+        largest are enlarged accurately only by one with `signed = True`, see `clip_by`.
       matrix_axes: Axes of the rows and of the columns, `(..., -1)` for convolutions;
         see `optclip.matrices`. Default: the last two.
       method: `"eigh"` (default) decomposes the smaller Gram matrix; `"newton_schulz"`

@@ -66,8 +66,7 @@ def clip_by(
         rule of `optclip.thresholds`, or your own object with `init(norm)` and
         `update(seen, memory)`. For scopes of leaves and groups also a prefix tree of
         these, in which None means unclipped. 0 clips to zero; inf measures and clips
-        nothing. A traced negative threshold counts as 0, unless `response` has the
-        attribute `signed = True`, for a parameter such as an exponent.
+        nothing. A traced negative threshold counts as 0.
       over: Which elements share a norm: `"tree"` (default), `"leaf"`, `"element"`,
         `axes(...)`, `units(...)`, `groups(...)`, `layers(...)`, `matrices(...)`,
         `singular_values(...)`, or an instance of a subclass of `optclip.scopes.Scope`.
@@ -77,7 +76,9 @@ def clip_by(
         the threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
         `optclip.responses`. Or an object with `coefficient(norm, threshold)`, or a
         function of these two, which is also called below the threshold; return 1 there
-        to keep updates unchanged.
+        to keep updates unchanged. If the threshold is a parameter that may be negative,
+        such as an exponent, declare it by `power.signed = True`; otherwise a schedule
+        below 0 counts as 0.
       eps: Number of at least 0 added to each norm before the division, for elements to
         their modulus. Default: 0. PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold. It then clips

@@ -125,8 +125,9 @@ def skip(
         passed.
 
     Edge cases:
-      - Norm and loss of a step: do not enter their own thresholds. Megatron-LM's limit,
-        ten times the largest of 100 losses, is `scaled(quantile(1.0, 100), 10.0)`.
+      - Norm and loss of a step: do not enter their own thresholds; for your own rules,
+        see `Seen.includes_norm`. A limit like Megatron-LM's, over the last 100 losses,
+        is `scaled(quantile(1.0, 100), 10.0)`.
       - Warm-up of a rule: no step is skipped, except with rules that have an argument
         `max_norm`, such as `ema`: they skip steps above it.
       - NaN or inf in a checked leaf, or in the loss if `max_loss` is set: the step is
