@@ -43,11 +43,13 @@ def clipped(optimizer: Any, clip: optax.GradientTransformation) -> Any:
     Clips after loss unscaling and gradient accumulation, where Keras applies its own
     `global_clipnorm`. Gradients and parameters have the paths of the Keras variables,
     for `by_path` and metrics. The clipping state is stored in variables of the
-    optimizer, so that Keras saves it. Copies keep `clip`: `from_config`, `copy`,
-    `pickle`, and a model that the same process saves and loads.
+    optimizer, so that Keras saves it. Copies keep `clip`: `from_config`, `copy` and
+    `pickle` of the optimizer, which start its state anew, and a model that the same
+    process pickles, or saves and loads.
 
-    To continue in another process, load the model with `compile=False`, compile it with
-    the same optimizer and clip, call
+    Another process reads no pickle, and there `keras.saving.load_model(path)` raises
+    "Could not locate class 'ClippedAdam'". Load the model with `compile=False`, compile
+    it with the same optimizer and clip, call
     `model.optimizer.build(model.trainable_variables)`, and load the state with
     `model.load_weights(path)`. It raises if the saved thresholds have learned from
     other norms, or with another kind of rule.
