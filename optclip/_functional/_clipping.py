@@ -362,7 +362,7 @@ def clip_by_value(
         number, an array that broadcasts to each leaf, or a prefix tree of these with
         None for unbounded. Complex elements are clipped by their modulus.
       upper: Upper bound of any sign, in the same forms; for complex elements at least
-        0, and NaN if a traced one is negative. Default: None, unbounded.
+        0; a traced negative one counts as 0. Default: None, unbounded.
       lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
       strict: Whether bounds are rounded toward zero in the dtype of each leaf.
       nonfinite: `"propagate"` moves inf to its bound and keeps NaN, `"zero"` zeros

@@ -294,7 +294,7 @@ def clip_by_value(
         are clipped by their modulus. Pass either `limit` or `lower` and `upper`.
       lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
       upper: Upper bound of any sign, in the same forms; for complex elements at least
-        0, and NaN if a traced one is negative. Default: None, unbounded.
+        0; a traced negative one counts as 0. Default: None, unbounded.
       response: What happens outside the bounds. `"hard"` (default) moves elements to
         the bound, `"drop"` sets them to 0; `"normalize"` moves all elements. Other
         responses need a symmetric `limit`.

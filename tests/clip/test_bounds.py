@@ -78,7 +78,11 @@ def test_complex_values_with_bounds_of_one_sign():
     grown = F.clip_by_value(x, lower=1.0, upper=10.0)
     np.testing.assert_allclose(grown, [3 + 4j, 0.6 + 0.8j, 0, 10], rtol=1e-6)
     traced = helpers.quick_jit(lambda upper: F.clip_by_value(x, -8.0, upper))
-    np.testing.assert_array_equal(traced(-7.0), np.full(4, np.nan + np.nan * 1j))
+    np.testing.assert_array_equal(traced(-7.0), np.zeros(4))
+    ends = optclip.clip_by_value(lower=-8.0, upper=lambda step: 1.0 - 1.0000002 * step)
+    for update in (ends.update, helpers.quick_jit(ends.update)):
+        _, state = update(x, ends.init(x))
+        np.testing.assert_array_equal(update(x, state)[0], np.zeros(4))
     for upper in (-7.0, np.float32([1, 1, 1, -7])):
         tx = optclip.clip_by_value(lower=-8.0, upper=upper)
         with pytest.raises(ValueError, match=r"`upper` must be .* real and imaginary"):
