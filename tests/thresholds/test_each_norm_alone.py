@@ -169,3 +169,29 @@ def test_rule_before_it_learns_returns_the_same_memory(name):
         if name not in FRACTIONS | WARM:
             helpers.assert_identical(rule.update(other, memory)[0], limits)
         memory = new
+
+
+@pytest.mark.parametrize("rule", [x for x in RULES if covering.full or "," not in x])
+def test_leaf_reset_by_carry_over_starts_anew_beside_others(rule):
+    warm = {"second_moment": dataclasses.replace(RULES["second_moment"], warmup=2)}
+    scope = "element" if rule in OF_ELEMENTS else "leaf"
+    tx = optclip.clip_by((RULES | warm)[rule], over=scope)
+    steps = np.float32(np.random.default_rng(0).lognormal(size=(12, 2, 3)))
+    steps[-1] *= 9
+    update = helpers.quick_jit(lambda x, state: tx.update(x, state, gradients=x))
+
+    def run(state, steps):
+        outs = []
+        for a, b in steps:
+            out, state = update({"a": a, "b": b}, state)
+            outs.append([out["a"], out["b"]])
+        return np.array(outs), state
+
+    both, one = {"a": steps[0, 0], "b": steps[0, 1]}, {"a": steps[0, 0]}
+    _, half = run(tx.init(both), steps[:6])
+    whole, new = (run(state, steps[6:])[0] for state in (half, tx.init(both)))
+    without = optclip.carry_over(tx, both, half, tx, one)
+    reset, _ = run(optclip.carry_over(tx, one, without, tx, both), steps[6:])
+    np.testing.assert_array_equal(reset[:, 0], whole[:, 0])
+    np.testing.assert_array_equal(reset[:, 1], new[:, 1])
+    assert np.any(reset[:, 1] != steps[6:, 1])
