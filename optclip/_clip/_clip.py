@@ -139,7 +139,7 @@ class Decision(NamedTuple):
     thresholds: Batched
     rule_memory: Sequence[PyTree]
     samples: dict[tuple[int, ...], BlockOutcome] | None = None
-    leaf_norms: PyTree = None
+    leaf_norms: Any = None
 
 
 class Layout(NamedTuple):

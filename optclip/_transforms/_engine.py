@@ -39,7 +39,7 @@ from .._responses import is_same_always
 from .._scopes import LEAF, TREE, EachElement, Scope, Tree
 from .._thresholds import Constant, RelativeToParams, Schedule, is_rule
 from .._typing import ClipRecord, ClipState, Mask
-from . import _record
+from . import _record, _shared_norms
 from ._record import Entries, LeafNorms
 from ._rules import Rules
 
@@ -211,7 +211,7 @@ class Engine:
         elif self.has_leaf_norms:
             measured, leaf_norms = _record.measure_leaves(clip, layout, updates)
         else:
-            measured = clip.norm.measure(layout.blocks, norm_memory)
+            measured = _shared_norms.measured(clip.norm, layout.blocks, norm_memory)
         limits, rule_memory = self.rules.thresholds(
             layout, measured.norms, clip=clip, memories=rule_memory, step=count,
             updates=updates, params=params, extra=extra,
@@ -257,7 +257,9 @@ class Engine:
             itemized=self.is_itemized,
             by_rule=any(not isinstance(x, _OF_NO_NORM) for x in self.rules.each),
         )  # fmt: skip
-        return new._replace(clip_leaf_norm=decision.leaf_norms)
+        if decision.leaf_norms is None:
+            return new
+        return new._replace(clip_leaf_norm=decision.leaf_norms.by_path())
 
     def after(
         self, state: ClipState, decision: Decision, new: ClipRecord | None

@@ -35,6 +35,7 @@ from .._clip import BlockOutcome, Clip, Layout, layout_of
 from .._norms import Block, Measured, declared_of, flush_small
 from .._scopes import LEAF, Scope
 from .._typing import ClipRecord, ClipState
+from . import _shared_norms
 
 # A large block is reduced in rows of one of these lengths.
 _SHORTEST, _LONGEST = 256, 4096
@@ -443,18 +444,29 @@ def blank(
     )
 
 
+class NormsOfLeaves(NamedTuple):
+    """Hold the norm of each leaf, also below the least that is told from 0."""
+
+    treedef: TreeDef
+    norms: Batched
+
+    def by_path(self) -> LeafNorms:
+        entries = self.norms.map(flush_small).entries()
+        return _packed_state.keyed(self.treedef, entries)
+
+
 def measure_leaves(
     clip: Clip, layout: Layout, updates: PyTree
-) -> tuple[Measured, LeafNorms]:
-    """Return the norm of the tree, and of each leaf by its path.
+) -> tuple[Measured, NormsOfLeaves]:
+    """Return the norm of the tree, and of each leaf.
 
     The gradients are read once if the norm of all leaves is the norm of their norms.
     """
     leaves = layout_of(dataclasses.replace(clip, scope=LEAF), updates)
-    norms = clip.norm.measure(leaves.blocks, flushed=False).norms
-    leaf_norms = _packed_state.keyed(leaves.treedef, norms.map(flush_small).entries())
+    norms = _shared_norms.measured(clip.norm, leaves.blocks, flushed=False).norms
+    leaf_norms = NormsOfLeaves(leaves.treedef, norms)
     if not clip.norm.composes:
-        return clip.norm.measure(layout.blocks), leaf_norms
+        return _shared_norms.measured(clip.norm, layout.blocks), leaf_norms
     # Each norm already spans its devices.
     pairs = zip(norms.entries(), leaves.blocks, strict=True)
     block = Block([Leaf(x, x, of.leaves[0].path, axis_name=()) for x, of in pairs])

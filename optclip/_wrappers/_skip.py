@@ -35,7 +35,7 @@ from .._thresholds import (
     learned_thresholds,
     one_rule,
 )
-from .._transforms import Engine, rules_of
+from .._transforms import Engine, rules_of, sharing_norms
 from .._typing import (
     AxisName,
     ClipRecord,
@@ -232,9 +232,11 @@ def skip(
             memory = _select_tree(skipped, state.skip_loss, memory)
         # `inner` receives zeros in a skipped step, so that a NaN neither raises an
         # error there nor makes derivatives NaN.
-        inner_updates, inner_state = wrapped.update(
-            _zero_if(skipped, updates), state.skip_inner, params, **extra_args
-        )
+        accepted = _zero_if(skipped, updates)
+        with sharing_norms(decision, accepted, functools.partial(_zero_if, skipped)):
+            inner_updates, inner_state = wrapped.update(
+                accepted, state.skip_inner, params, **extra_args
+            )
         again = _numerics.counted(old.skip_consecutive, skipped)
         finite = _numerics.counted(state.skip_finite, ~is_nonfinite)
         record = record._replace(

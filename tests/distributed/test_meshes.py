@@ -24,7 +24,7 @@ WAYS = {
 # norms out of range. The flags of a policy, the peak of a leaf, the record of slices
 # and each product over a split side of a matrix have their own.
 TIMES = {
-    "proportional": 3, "skip": 4, "axes": 7, "matrices": 16, "value-two-bounds": 8,
+    "proportional": 3, "axes": 7, "matrices": 16, "value-two-bounds": 8,
 }  # fmt: skip
 
 # Matrices split on both sides are rejected.

@@ -76,7 +76,7 @@ def _masked(**more: Any) -> Any:
 
 def _skip(**more: Any) -> Any:
     clip = optclip.clip_by_global_norm(2.0, **more)
-    return optclip.skip(clip, max_norm=thresholds.quantile(0.9, 8))
+    return optclip.skip(clip, max_norm=thresholds.quantile(0.9, 8), **more)
 
 
 def _groups(**more: Any) -> Any:

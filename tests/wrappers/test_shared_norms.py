@@ -1,0 +1,128 @@
+"""`skip` passes its norms to the clipping inside, which gives the same results."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import recipes, thresholds
+from tests.support import helpers
+
+CLIP = optclip.clip_by_global_norm(0.5)
+SGD = optax.sgd(1.0, momentum=0.9)
+# Returns equal arrays, of which nothing shows that they were measured.
+COPIED = optax.stateless(lambda updates, params: jax.tree.map(lambda x: -x, updates))
+TWICE = optax.chain(COPIED, COPIED)
+PARAMS = {"a": jnp.ones((8, 3)), "b": jnp.ones(5), "c": jnp.ones(2)}
+
+
+def skipping(inner, **how):
+    return optclip.skip(inner, max_norm=50.0, **how)
+
+
+# Builds a line around a transformation, which stands before the clip.
+SHARED = {
+    "chain": lambda tx: skipping(optax.chain(tx, CLIP, SGD)),
+    "history": lambda tx: skipping(optclip.with_history(optax.chain(tx, CLIP, SGD))),
+    "before": lambda tx: skipping(
+        optax.chain(tx, optclip.clip_before(optax.scale(-1.0), CLIP))
+    ),
+    "nested": lambda tx: skipping(skipping(optax.chain(tx, CLIP, SGD), name="inner")),
+    "leaves of skip": lambda tx: skipping(optax.chain(tx, CLIP, SGD), record="leaves"),
+    "leaves of both": lambda tx: skipping(
+        optax.chain(tx, optclip.clip_by_global_norm(0.5, record="leaves"), SGD),
+        record="leaves",
+    ),
+    "each leaf": lambda tx: skipping(
+        optax.chain(tx, optclip.clip_by_norm(0.5), SGD), over="leaf"
+    ),
+    "columns": lambda tx: skipping(
+        optax.chain(tx, optclip.clip_by_norm(0.5, axis=0), SGD), over=optclip.axes(0)
+    ),
+    "learned": lambda tx: skipping(
+        optax.chain(tx, optclip.clip_by_global_norm(thresholds.ema()), SGD)
+    ),
+    "L1": lambda tx: skipping(
+        optax.chain(tx, optclip.clip_by_norm(0.5, ord=1), SGD), over="leaf", norm="l1"
+    ),
+}
+# Clipping measures other norms than `skip`, and so its own.
+OTHERS = {
+    "order": lambda tx: skipping(
+        optax.chain(tx, optclip.clip_by_global_norm(0.5, ord=1), SGD)
+    ),
+    "scope": lambda tx: skipping(optax.chain(tx, optclip.clip_by_norm(0.5), SGD)),
+    "mask": lambda tx: skipping(
+        optax.chain(tx, CLIP, SGD), mask={"a": True, "b": False, "c": True}
+    ),
+    "masked": lambda tx: skipping(
+        optax.chain(
+            tx, optax.masked(CLIP, {"a": True, "b": False, "c": True}), SGD
+        )
+    ),
+    "momentum": lambda tx: skipping(optax.chain(tx, optax.trace(0.9), CLIP)),
+    "AGC": lambda tx: skipping(optax.chain(tx, recipes.agc(0.01), SGD)),
+    "compiled": lambda tx: skipping(_compiled(optax.chain(tx, CLIP, SGD))),
+    "steps": lambda tx: skipping(
+        optax.MultiSteps(optax.chain(tx, CLIP, SGD), 2).gradient_transformation()
+    ),
+}  # fmt: skip
+
+
+def _compiled(tx):
+    return optax.GradientTransformationExtraArgs(tx.init, jax.jit(tx.update))
+
+
+def gradients(size):
+    return jax.tree.map(lambda x: size * jnp.cumsum(x, 0), PARAMS)
+
+
+# A usual, a small, a zero and a skipped step, and steps that are not finite.
+SIZES = np.float32([1.0, 0.01, 100.0, np.nan, 0.0, np.inf, 0.5, 2.0])
+
+
+def results(tx):
+    """Return updates, numbers of the state and derivatives after each step."""
+
+    def step(carry, size):
+        state, _ = carry
+
+        def total(size):
+            updates, new = tx.update(gradients(size), state, PARAMS)
+            numbers = jax.tree.map(jnp.sum, updates)
+            return sum(jax.tree.leaves(numbers)), (updates, new)
+
+        (_, (updates, new)), slope = jax.value_and_grad(total, has_aux=True)(size)
+        _, forward = jax.jvp(lambda x: total(x)[0], (size,), (jnp.ones_like(size),))
+        return (new, slope), (updates, optclip.metrics(new), slope, forward)
+
+    def run(state):
+        return jax.lax.scan(step, (state, jnp.float32(0)), SIZES)[1]
+
+    return helpers.quick_jit(run)(tx.init(PARAMS))
+
+
+@pytest.mark.parametrize("name", SHARED | OTHERS)
+def test_clip_inside_skip_is_that_of_measured_copies(name):
+    line = (SHARED | OTHERS)[name]
+    shared, measured = (results(line(tx)) for tx in (optax.identity(), TWICE))
+    for each, expected in zip(*map(jax.tree.leaves, (shared, measured)), strict=True):
+        np.testing.assert_allclose(each, expected, rtol=2e-6, atol=1e-7)
+    *_, slope, forward = shared
+    assert np.all(np.isfinite([slope, forward]))
+    assert np.any(slope != 0)
+    assert any(metric.max() > 0 for metric in shared[1].values())
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_clip_inside_skip_measures_nothing_again(name):
+    """Each number is in one sum, that of the norm which `skip` compares."""
+
+    def sums(tx):
+        tx = SHARED[name](tx)
+        lowered = jax.jit(tx.update).lower(PARAMS, tx.init(PARAMS), PARAMS)
+        return lowered.compile().as_text().count(" reduce(")
+
+    assert sums(optax.identity()) < sums(TWICE)
