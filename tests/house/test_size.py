@@ -37,7 +37,7 @@ CORE_LINES, CORE_FILES = 5_230, 43
 TREE = {"a": jnp.ones((4, 5)), "b": jnp.ones(3)}
 WALKS = {
     "clip_by_global_norm(1.0)": (optclip.clip_by_global_norm(1.0), 10, 23),
-    "clip_by_norm(ema())": (optclip.clip_by_norm(thresholds.ema()), 15, 49),
+    "clip_by_norm(ema())": (optclip.clip_by_norm(thresholds.ema()), 15, 50),
     "clip_by_singular_value(1.0)": (optclip.clip_by_singular_value(1.0), 15, 60),
 }
 
