@@ -89,3 +89,23 @@ def test_computed_gradients_are_not_stored(dtype):
     assert 0 < accessed(ours) <= 1.006 * accessed(theirs)
     taken, allowed = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
     assert 0 < taken <= allowed + max(allowed, 1.2e6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_skipping_and_clipping_share_one_all_reduce(dtype):
+    """There is no branch, and no more bytes are accessed than by clipping alone."""
+    mesh, tree = ahead_of_time.tpus("v5e:2x2"), transformer(dtype)
+    scale = optax.scale(2.0**-10)
+    lines = (
+        optax.chain(scale, optclip.skip(CLIPS[1])),
+        optax.chain(scale, optax.apply_if_finite(CLIPS[2], 3)),
+        optax.chain(scale, CLIPS[1]),
+    )
+    ours, theirs, clipped = (
+        ahead_of_time.lowered(mesh, tree, line).compile() for line in lines
+    )
+    assert len(numbers_sent(ours)) == 1
+    assert " conditional(" not in ours.as_text()
+    assert 0 < accessed(ours) <= min(1.006 * accessed(clipped), accessed(theirs))
+    taken, allowed = (x.memory_analysis().temp_size_in_bytes for x in (ours, clipped))
+    assert 0 < taken <= 2 * allowed
