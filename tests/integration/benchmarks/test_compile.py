@@ -13,7 +13,7 @@ LIMITS = {
     ("narrow llama", "global norm"): 1.2,
     ("narrow llama", "leaf"): 1.5,
     ("narrow llama", "agc"): 2.6,
-    ("500", "skip"): 3.0,
+    ("500", "skip"): 0.5,
 }
 
 

@@ -22,6 +22,14 @@ OPTIMIZERS = {
     "skip": SKIP,
     "skip and clip": optclip.skip(optax.chain(GLOBAL, step.adamw())),
     "unscaled gradients": optax.chain(optax.scale(2.0**-10), GLOBAL, step.adamw()),
+    "skip and history": optclip.with_history(
+        optclip.skip(
+            optax.chain(
+                optclip.clip_by_global_norm(1.0, record="leaves"), step.adamw()
+            ),
+            record="leaves",
+        )
+    ),
     "history": optclip.with_history(
         optax.chain(optclip.clip_by_global_norm(1.0, record="leaves"), step.adamw())
     ),
@@ -34,8 +42,9 @@ STEPS = {
     "global norm": (GLOBAL, "float32", 220, 1_000),
     "skip": (NONE, "float32", 225, 1_000),
     # These compute the gradients that clipping reads. Stored, they are 498,000 kB.
-    "skip and clip": (NONE, "float32", 320, 1_000),
+    "skip and clip": (NONE, "float32", 240, 600),
     "unscaled gradients": (NONE, "float32", 230, 1_000),
+    "skip and history": (NONE, "float32", 410, 1_000),
     "each leaf": (optclip.clip_by_norm(1.0), "float32", 100, 1_000),
     "value": (optclip.clip_by_value(1.0), "float32", 230, 1_000),
     "leaf norms": (
