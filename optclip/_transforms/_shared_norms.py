@@ -58,7 +58,8 @@ def sharing_norms(
       adapted: Returns norms of `tree` from those of the decision.
     """
     clip, known = decision.clip, []
-    if not clip.norm.remembers:
+    # What else a measurement returns, such as a factorization, is not shared.
+    if not (clip.norm.remembers or decision.work):
         wanted = [(clip, decision.norms, True)]
         if decision.leaf_norms is not None:
             each = dataclasses.replace(clip, scope=LEAF)

@@ -15,6 +15,8 @@ SGD = optax.sgd(1.0, momentum=0.9)
 # Returns equal arrays, of which nothing shows that they were measured.
 COPIED = optax.stateless(lambda updates, params: jax.tree.map(lambda x: -x, updates))
 TWICE = optax.chain(COPIED, COPIED)
+SOME = {"a": True, "b": False, "c": True}
+MATRIX = {"a": True, "b": False, "c": False}
 PARAMS = {"a": jnp.ones((8, 3)), "b": jnp.ones(5), "c": jnp.ones(2)}
 
 
@@ -48,23 +50,35 @@ SHARED = {
         optax.chain(tx, optclip.clip_by_norm(0.5, ord=1), SGD), over="leaf", norm="l1"
     ),
 }
-# Clipping measures other norms than `skip`, and so its own.
+# Clipping measures other norms than `skip`, or needs more than the norm.
 OTHERS = {
     "order": lambda tx: skipping(
         optax.chain(tx, optclip.clip_by_global_norm(0.5, ord=1), SGD)
     ),
     "scope": lambda tx: skipping(optax.chain(tx, optclip.clip_by_norm(0.5), SGD)),
     "mask": lambda tx: skipping(
-        optax.chain(tx, CLIP, SGD), mask={"a": True, "b": False, "c": True}
+        optax.chain(tx, CLIP, SGD), mask=SOME
     ),
     "masked": lambda tx: skipping(
         optax.chain(
-            tx, optax.masked(CLIP, {"a": True, "b": False, "c": True}), SGD
+            tx, optax.masked(CLIP, SOME), SGD
         )
     ),
     "momentum": lambda tx: skipping(optax.chain(tx, optax.trace(0.9), CLIP)),
     "AGC": lambda tx: skipping(optax.chain(tx, recipes.agc(0.01), SGD)),
     "compiled": lambda tx: skipping(_compiled(optax.chain(tx, CLIP, SGD))),
+    "singular values": lambda tx: skipping(
+        optax.chain(
+            tx, optclip.clip_by_singular_value(0.5, mask=MATRIX)
+        ),
+        over=optclip.singular_values(), mask=MATRIX,
+    ),
+    "power iteration": lambda tx: skipping(
+        optax.chain(
+            tx, optclip.clip_by_spectral_norm(0.5, method="power_iteration", mask=MATRIX)
+        ),
+        over=optclip.matrices(), norm="spectral", mask=MATRIX,
+    ),
     "steps": lambda tx: skipping(
         optax.MultiSteps(optax.chain(tx, CLIP, SGD), 2).gradient_transformation()
     ),
