@@ -56,33 +56,29 @@ OTHERS = {
         optax.chain(tx, optclip.clip_by_global_norm(0.5, ord=1), SGD)
     ),
     "scope": lambda tx: skipping(optax.chain(tx, optclip.clip_by_norm(0.5), SGD)),
-    "mask": lambda tx: skipping(
-        optax.chain(tx, CLIP, SGD), mask=SOME
-    ),
-    "masked": lambda tx: skipping(
-        optax.chain(
-            tx, optax.masked(CLIP, SOME), SGD
-        )
-    ),
+    "mask": lambda tx: skipping(optax.chain(tx, CLIP, SGD), mask=SOME),
+    "masked": lambda tx: skipping(optax.chain(tx, optax.masked(CLIP, SOME), SGD)),
     "momentum": lambda tx: skipping(optax.chain(tx, optax.trace(0.9), CLIP)),
     "AGC": lambda tx: skipping(optax.chain(tx, recipes.agc(0.01), SGD)),
     "compiled": lambda tx: skipping(_compiled(optax.chain(tx, CLIP, SGD))),
     "singular values": lambda tx: skipping(
-        optax.chain(
-            tx, optclip.clip_by_singular_value(0.5, mask=MATRIX)
-        ),
-        over=optclip.singular_values(), mask=MATRIX,
+        optax.chain(tx, optclip.clip_by_singular_value(0.5, mask=MATRIX)),
+        over=optclip.singular_values(),
+        mask=MATRIX,
     ),
     "power iteration": lambda tx: skipping(
         optax.chain(
-            tx, optclip.clip_by_spectral_norm(0.5, method="power_iteration", mask=MATRIX)
+            tx,
+            optclip.clip_by_spectral_norm(0.5, method="power_iteration", mask=MATRIX),
         ),
-        over=optclip.matrices(), norm="spectral", mask=MATRIX,
+        over=optclip.matrices(),
+        norm="spectral",
+        mask=MATRIX,
     ),
     "steps": lambda tx: skipping(
         optax.MultiSteps(optax.chain(tx, CLIP, SGD), 2).gradient_transformation()
     ),
-}  # fmt: skip
+}
 
 
 def _compiled(tx):
@@ -93,7 +89,7 @@ def gradients(size):
     return jax.tree.map(lambda x: size * jnp.cumsum(x, 0), PARAMS)
 
 
-# A usual, a small, a zero and a skipped step, and steps that are not finite.
+# Steps that are clipped, small, skipped and zero, and two that are not finite.
 SIZES = np.float32([1.0, 0.01, 100.0, np.nan, 0.0, np.inf, 0.5, 2.0])
 
 
@@ -131,8 +127,7 @@ def test_clip_inside_skip_is_that_of_measured_copies(name):
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_clip_inside_skip_measures_nothing_again(name):
-    """Each number is in one sum, that of the norm which `skip` compares."""
+def test_clip_inside_skip_reduces_less_than_that_of_copies(name):
 
     def sums(tx):
         tx = SHARED[name](tx)
