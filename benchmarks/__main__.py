@@ -22,6 +22,7 @@ from benchmarks import machine, results
 BENCHMARKS = {
     "clip": "clipping alone",
     "step": "clipping and an optimizer step",
+    "skip": "skipping around clipping and an optimizer step",
     "train": "a training step of a GPT-2",
     "compile": "compile time",
     "matrices": "clipping the singular values of a matrix",

@@ -52,10 +52,11 @@ def _copied(into: Tree, source: Tree) -> Tree:
 def compiled(
     function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the executable, and XLA's estimates of its memory and traffic in MB."""
+    """Return the executable, its lines, and estimates of memory and traffic in MB."""
     executable = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
     memory, cost = executable.memory_analysis(), executable.cost_analysis()
     return executable, {
+        "lines": len((executable.as_text() or "").splitlines()),
         "temporary MB": memory.temp_size_in_bytes / 1e6 if memory else None,
         # Some backends return no estimate.
         "accessed MB": cost["bytes accessed"] / 1e6
