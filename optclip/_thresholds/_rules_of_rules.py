@@ -14,6 +14,7 @@ from jax import lax
 from .._arrays import _axis_names, _batching, _collectives, _packed_state, _validate
 from .._arrays._numerics import as_array, as_like
 from .._arrays._types import Number, NumberOrSchedule, PyTree
+from . import _ranks
 from ._learning import checked_update, learned, or_zero, teaches
 from ._rule import RuleOfRule, Seen, Threshold, ThresholdTree, takes_vector
 from ._threshold_argument import as_rules, one_rule
@@ -99,34 +100,14 @@ def _quantile(norm: jax.Array, q: float) -> jax.Array:
     """Return the quantile, interpolated linearly, as in `numpy.quantile`."""
     place = q * (_count(norm) - 1)
     rank = math.floor(place)
-    low = _of_rank(norm, rank)
-    # The next larger norm, unless several equal the one of this rank.
-    above = jnp.where(norm > low, norm, jnp.full_like(norm, jnp.inf))
-    least = _collectives.reduced_over(lax.pmin, jnp.min(above))
-    up_to_low = _total((norm <= low).astype(jnp.int32))
-    high = jnp.where(up_to_low > rank + 1, low, least)
+    low, high = _ranks.neighbors(norm, rank, _total, _least)
     # Infinite only if there is no next norm, where the fraction is 0.
     step = jnp.where(jnp.isfinite(high), high - low, jnp.zeros_like(low))
     return low + step * (place - rank)
 
 
-def _of_rank(norm: jax.Array, rank: int) -> jax.Array:
-    """Return the norm of a rank, from 0, by bisection over the bits of floats.
-
-    Floats of at least 0 are ordered like their bit patterns. Each step counts the norms
-    below a pattern, a sum that also crosses devices, where a sort would gather them.
-    """
-    bits = jnp.finfo(norm.dtype).bits
-    whole = {32: jnp.int32, 64: jnp.int64}[bits]
-    patterns = lax.bitcast_convert_type(norm, whole)
-
-    def with_bit(i: jax.Array, found: jax.Array) -> jax.Array:
-        larger = found | (jnp.ones((), whole) << (bits - 2 - i).astype(whole))
-        below = _total((patterns < larger).astype(jnp.int32))
-        return jnp.where(below <= rank, larger, found)
-
-    found = lax.fori_loop(0, bits - 1, with_bit, jnp.zeros((), whole))
-    return lax.bitcast_convert_type(found, norm.dtype)
+def _least(x: jax.Array) -> jax.Array:
+    return _collectives.reduced_over(lax.pmin, jnp.min(x))
 
 
 def of(reduce: Statistic, rule: Threshold) -> Of:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax import lax
 from .._arrays import _numerics, _placement, _validate
 from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
-from . import _running
+from . import _ranks, _running
 from ._rule import OfPositive, Seen
 
 
@@ -110,8 +111,43 @@ def _interpolated(
     # The largest number stands for a missing norm, since inf - inf would trip
     # jax.debug_nans.
     largest = jnp.full_like(ring, jnp.finfo(ring.dtype).max)
-    ordered = jnp.sort(jnp.where(_is_known(ring, count), ring, largest), axis=-1)
-    places = _places(ring)
+    ring = jnp.where(_is_known(ring, count), ring, largest)
+    high = jnp.minimum(low + 1, jnp.maximum(count - 1, 0))
+    a, b = _of_ranks(ring, low, high)
+    is_known = _placement.placed_as(count > 0, a)
+    return jnp.where(is_known, a + (b - a) * fraction, jnp.full_like(a, jnp.inf))
+
+
+# Compiled, so that an eager call does not compile a choice of platform each time.
+@jax.custom_jvp
+@jax.jit
+def _of_ranks(ring: jax.Array, *ranks: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the norms of a rank and of the next, which is the same after the last.
+
+    On a CPU, a sort of 1,000 norms takes eight times as long as a bisection. On a GPU,
+    a sort takes a few kernels and no loop.
+    """
+    return lax.platform_dependent(ring, *ranks, cpu=_bisected, default=_sorted)
+
+
+@_of_ranks.defjvp
+def _of_ranks_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+    # The derivative selects the same norms as a sort, also among equal ones.
+    return _of_ranks(*primals), jax.jvp(_sorted, primals, tangents)[1]
+
+
+def _bisected(
+    ring: jax.Array, low: jax.Array, high: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    total = functools.partial(jnp.sum, axis=-1, dtype=jnp.int32)
+    least = functools.partial(jnp.min, axis=-1)
+    along = functools.partial(_along, ring=ring)
+    a, b = _ranks.neighbors(ring, low, total, least, along, signed=True)
+    return a, jnp.where(high > low, b, a)
+
+
+def _sorted(ring: jax.Array, *ranks: jax.Array) -> tuple[jax.Array, ...]:
+    ordered, places = jnp.sort(ring, axis=-1), _places(ring)
 
     def at(index: jax.Array) -> jax.Array:
         # A masked sum selects the entry, since indexing requires an output sharding on
@@ -119,9 +155,7 @@ def _interpolated(
         here = places == _along(index, ring)
         return jnp.sum(jnp.where(here, ordered, jnp.zeros_like(ordered)), axis=-1)
 
-    a, b = at(low), at(jnp.minimum(low + 1, jnp.maximum(count - 1, 0)))
-    is_known = _placement.placed_as(count > 0, a)
-    return jnp.where(is_known, a + (b - a) * fraction, jnp.full_like(a, jnp.inf))
+    return tuple(map(at, ranks))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +209,7 @@ class Quantile(OfPositive):
 
 
 def _looked_up(table: np.ndarray, index: jax.Array) -> jax.Array:
-    """Return entries of a table; a masked sum, as in `_interpolated`."""
+    """Return entries of a table; a masked sum, as in `_sorted`."""
     rows = jnp.broadcast_to(table, (*index.shape, len(table)))
     rows = _placement.placed_as(rows, index[..., None])
     here = _places(rows) == _along(index, rows)

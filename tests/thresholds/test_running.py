@@ -205,6 +205,33 @@ def test_quantile_known_or_traced_equals_numpy(q):
             np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("q", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("known", [0, 4, 8])
+def test_quantile_value_and_derivative_equal_those_of_sort(q, known):
+    """Windows of 9 have ties, zeros, negative losses, extreme and missing norms."""
+    rng = np.random.default_rng(known)
+    wide = 10 ** rng.uniform(-18, 38.2, (200, 9)) * rng.choice([1, -1, 0], (200, 9))
+    rows = np.concatenate([wide, rng.choice([-1.0, 0.0, 2.0, 3e38], (200, 9))])
+    rows = np.float32(rows)
+    counts = jnp.full(400, known)
+    rule = thresholds.quantile(q, 9)
+
+    @helpers.quick_jit
+    def value_and_derivative(rows):
+        limits, pull = jax.vjp(limits_after, rows)
+        return limits, pull(jnp.ones(400))[0]
+
+    def limits_after(rows):
+        memory = rule.init(rows[:, 0])
+        memory = memory._replace(norms=rows, next=counts, num_known=counts)
+        return rule.update(seen(rows[:, known]), memory)[0]
+
+    limits, derivative = value_and_derivative(rows)
+    place = np.argsort(rows[:, : known + 1], kind="stable")[:, int(q * known)]
+    np.testing.assert_array_equal(limits, rows[np.arange(400), place])
+    np.testing.assert_array_equal(derivative, np.eye(9)[place])
+
+
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0])
 def test_quantile_after_nonfinite_first_norm_is_inf(q):
     rule = thresholds.quantile(q, 3)

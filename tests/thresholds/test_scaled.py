@@ -175,7 +175,22 @@ def test_statistic_of_split_leaf_is_that_of_the_whole(mode, reduce):
     if mode == "shard_map":
         step = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec)
     placed = jax.device_put(leaf, NamedSharding(mesh, spec))
-    np.testing.assert_allclose(helpers.quick_jit(step)(placed), whole, rtol=1e-6)
+    compiled = helpers.quick_jit(step)
+    np.testing.assert_allclose(compiled(placed), whole, rtol=1e-6)
+    if mode == "shard_map":
+        # Two steps: a quantile has a loop, a count and a minimum.
+        program = compiled.lower(placed).as_text()
+        assert program.count("all_reduce") <= {"max": 7, "mean": 5}.get(reduce, 9)
+
+
+def test_quantile_and_median_without_jit_equal_compiled():
+    leaf = np.random.default_rng(4).normal(size=(3, 4)).astype(np.float32)
+    tx = optclip.clip_by(T.of("median", T.quantile(0.9, 2)), over=optclip.axes(0))
+    compiled, _ = helpers.quick_jit(tx.update)(leaf, tx.init(leaf))
+    with jax.disable_jit():
+        found, _ = tx.update(leaf, tx.init(leaf))
+    np.testing.assert_allclose(found, compiled, rtol=1e-6)
+    assert np.any(found != leaf)
 
 
 def test_statistic_of_elements_on_unknown_axes_is_rejected():
