@@ -1,20 +1,27 @@
 """`skip` passes its norms to the clipping inside, which gives the same results."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import sparse
 
 import optclip
-from optclip import recipes, thresholds
-from tests.support import helpers
+from optclip import thresholds
+from tests.support import helpers, registry
 
 CLIP = optclip.clip_by_global_norm(0.5)
 SGD = optax.sgd(1.0, momentum=0.9)
 # Returns equal arrays, of which nothing shows that they were measured.
 COPIED = optax.stateless(lambda updates, params: jax.tree.map(lambda x: -x, updates))
 TWICE = optax.chain(COPIED, COPIED)
+CONTENDERS = optax.identity(), TWICE
+SPARSE = optax.stateless(
+    lambda updates, params: updates | {"a": sparse.bcoo_fromdense(updates["a"], nse=24)}
+)
+DENSE = optax.stateless(lambda updates, params: updates | {"a": updates["a"].todense()})
 SOME = {"a": True, "b": False, "c": True}
 MATRIX = {"a": True, "b": False, "c": False}
 PARAMS = {"a": jnp.ones((8, 3)), "b": jnp.ones(5), "c": jnp.ones(2)}
@@ -46,6 +53,7 @@ SHARED = {
     "learned": lambda tx: skipping(
         optax.chain(tx, optclip.clip_by_global_norm(thresholds.ema()), SGD)
     ),
+    "sparse": lambda tx: optax.chain(SPARSE, skipping(optax.chain(tx, CLIP)), DENSE),
     "L1": lambda tx: skipping(
         optax.chain(tx, optclip.clip_by_norm(0.5, ord=1), SGD), over="leaf", norm="l1"
     ),
@@ -55,11 +63,9 @@ OTHERS = {
     "order": lambda tx: skipping(
         optax.chain(tx, optclip.clip_by_global_norm(0.5, ord=1), SGD)
     ),
-    "scope": lambda tx: skipping(optax.chain(tx, optclip.clip_by_norm(0.5), SGD)),
     "mask": lambda tx: skipping(optax.chain(tx, CLIP, SGD), mask=SOME),
     "masked": lambda tx: skipping(optax.chain(tx, optax.masked(CLIP, SOME), SGD)),
     "momentum": lambda tx: skipping(optax.chain(tx, optax.trace(0.9), CLIP)),
-    "AGC": lambda tx: skipping(optax.chain(tx, recipes.agc(0.01), SGD)),
     "compiled": lambda tx: skipping(_compiled(optax.chain(tx, CLIP, SGD))),
     "singular values": lambda tx: skipping(
         optax.chain(tx, optclip.clip_by_singular_value(0.5, mask=MATRIX)),
@@ -93,8 +99,8 @@ def gradients(size):
 SIZES = np.float32([1.0, 0.01, 100.0, np.nan, 0.0, np.inf, 0.5, 2.0])
 
 
-def results(tx):
-    """Return updates, numbers of the state and derivatives after each step."""
+def run_of(tx):
+    """Return the function from sizes to updates, metrics and derivatives of steps."""
 
     def step(carry, size):
         state, _ = carry
@@ -108,18 +114,20 @@ def results(tx):
         _, forward = jax.jvp(lambda x: total(x)[0], (size,), (jnp.ones_like(size),))
         return (new, slope), (updates, optclip.metrics(new), slope, forward)
 
-    def run(state):
-        return jax.lax.scan(step, (state, jnp.float32(0)), SIZES)[1]
+    def run(sizes):
+        return jax.lax.scan(step, (tx.init(PARAMS), jnp.float32(0)), sizes)[1]
 
-    return helpers.quick_jit(run)(tx.init(PARAMS))
+    return run
 
 
 @pytest.mark.parametrize("name", SHARED | OTHERS)
 def test_clip_inside_skip_is_that_of_measured_copies(name):
     line = (SHARED | OTHERS)[name]
-    shared, measured = (results(line(tx)) for tx in (optax.identity(), TWICE))
-    for each, expected in zip(*map(jax.tree.leaves, (shared, measured)), strict=True):
-        np.testing.assert_allclose(each, expected, rtol=2e-6, atol=1e-7)
+    runs = [helpers.quick_jit(run_of(line(tx))) for tx in CONTENDERS]
+    shared, measured = (run(SIZES) for run in runs)
+    chex.assert_trees_all_close(
+        *map(jax.tree.leaves, (shared, measured)), rtol=2e-6, atol=1e-7
+    )
     *_, slope, forward = shared
     assert np.all(np.isfinite([slope, forward]))
     assert np.any(slope != 0)
@@ -135,3 +143,64 @@ def test_clip_inside_skip_reduces_less_than_that_of_copies(name):
         return lowered.compile().as_text().count(" reduce(")
 
     assert sums(optax.identity()) < sums(TWICE)
+
+
+# How `skip` measures the norms of each transformation, unless per leaf or as a tree.
+SCOPES = {
+    "tree": "tree",
+    "leaf": "leaf",
+    "element": "element",
+    "axes": optclip.axes(0),
+    "groups": optclip.groups(registry.top_key),
+    "matrices": optclip.matrices(),
+}
+NORMS = {
+    "norm-l1": "l1", "average-norm": "average", "rms": "rms", "rms-axis": "rms",
+    "global-norm-inf": "inf", "global-norm-3": 3.0, "spectral-norm": "spectral",
+    "spectral-norm-by-iteration": "spectral",
+}  # fmt: skip
+ENTRIES = {
+    e.id: e for e in registry.ENTRIES if e in registry.by_trait() or e.id in NORMS
+}
+MATCHED = {
+    **{x.id: x.kwargs.get("over") or SCOPES[x.scope] for x in ENTRIES.values()},
+    **dict.fromkeys(registry.RECIPES, "tree"),
+    **registry.RULES,
+    **dict.fromkeys(registry.WRAPPERS, "leaf"),
+}
+
+
+@pytest.mark.parametrize("name", MATCHED)
+def test_transformation_inside_skip_equals_that_of_measured_copies(name):
+    tree, params = helpers.gradients(), helpers.gradients(1)
+
+    def results(tx):
+        tx = skipping(
+            optax.chain(tx, registry.FACTORIES[name]()),
+            over=MATCHED[name],
+            norm=NORMS.get(name, "l2"),
+            name="outer",
+        )
+
+        def step(state, size):
+            updates = jax.tree.map(lambda x: size * x, tree)
+            updates, state = tx.update(updates, state, params, value=jnp.float32(1))
+            return state, (updates, state, optclip.metrics(state))
+
+        return jax.lax.scan(step, tx.init(params), SIZES)[1]
+
+    shared, measured = helpers.quick_jit(lambda: [*map(results, CONTENDERS)])()
+    # The structures of the states differ by that of `TWICE`.
+    chex.assert_trees_all_close(
+        *map(jax.tree.leaves, (shared, measured)), rtol=2e-6, atol=1e-7
+    )
+    np.testing.assert_array_equal(shared[2]["outer/skipped"], [0, 0, 1, 2, 2, 3, 3, 3])
+
+
+def test_vmap_of_steps_inside_skip_equals_single_steps_of_measured_copies():
+    shared, measured = (run_of(SHARED["leaves of both"](tx)) for tx in CONTENDERS)
+    sizes = np.stack([SIZES, SIZES[::-1]])
+    together, single = helpers.quick_jit(
+        lambda: (jax.vmap(shared)(sizes), jax.lax.map(measured, sizes))
+    )()
+    chex.assert_trees_all_close(together, single, rtol=2e-6, atol=1e-7)
