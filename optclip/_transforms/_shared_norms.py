@@ -20,7 +20,7 @@ from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._types import PyTree
 from .._clip import Decision, layout_of
-from .._norms import Block, Measured, Measurement
+from .._norms import BY_NAME, Block, Measured, Measurement
 from .._scopes import LEAF
 
 
@@ -36,10 +36,9 @@ class _Known(NamedTuple):
         self, norm: Measurement, blocks: Sequence[Block], flushed: bool
     ) -> bool:
         """Return whether these are the norms of such blocks of the same arrays."""
-        is_alike = (norm, flushed) == (self.norm, self.flushed)
-        if not is_alike or len(blocks) != len(self.blocks):
-            return False
-        return all(map(_are_same, blocks, self.blocks))
+        ours = self.norm, self.flushed, len(self.blocks)
+        is_alike = (norm, flushed, len(blocks)) == ours
+        return is_alike and all(map(_are_same, blocks, self.blocks))
 
 
 _KNOWN: contextvars.ContextVar[tuple[_Known, ...]]
@@ -58,8 +57,10 @@ def sharing_norms(
       adapted: Returns norms of `tree` from those of the decision.
     """
     clip, known = decision.clip, []
-    # What else a measurement returns, such as a factorization, is not shared.
-    if not (clip.norm.remembers or decision.work):
+    # A user's norm may hold arrays, which have derivatives and no single equality. What
+    # else a measurement returns, such as a factorization, is not shared.
+    is_own = type(clip.norm) in [type(norm) for norm in BY_NAME.values()]
+    if is_own and not (clip.norm.remembers or decision.work):
         wanted = [(clip, decision.norms, True)]
         if decision.leaf_norms is not None:
             each = dataclasses.replace(clip, scope=LEAF)

@@ -1,5 +1,7 @@
 """`skip` passes its norms to the clipping inside, which gives the same results."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -195,6 +197,31 @@ def test_transformation_inside_skip_equals_that_of_measured_copies(name):
         *map(jax.tree.leaves, (shared, measured)), rtol=2e-6, atol=1e-7
     )
     np.testing.assert_array_equal(shared[2]["outer/skipped"], [0, 0, 1, 2, 2, 3, 3, 3])
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighted(optclip.norms.Norm):
+    """Weigh the elements of each leaf, as a user's norm that holds an array."""
+
+    weights: jax.Array | float = 1.0
+
+    def measure(self, blocks, memory=(), **how):
+        leaves = [[leaf.value * self.weights for leaf in x.leaves] for x in blocks]
+        return super().measure([*map(optclip.norms.Block, leaves)], memory, **how)
+
+
+def test_norms_with_arrays_inside_skip_have_derivatives_of_measured_copies():
+    x = jnp.arange(3.0)
+
+    def total(weights, tx):
+        norm, other = Weighted(weights=weights), Weighted(weights=2 * weights)
+        clips = [optclip.clip_by(0.5, norm=each) for each in (norm, other)]
+        tx = skipping(optax.chain(tx, *clips), norm=norm)
+        return jnp.sum(tx.update(x, tx.init(x))[0])
+
+    slope, expected = (jax.grad(total)(jnp.ones(3), tx) for tx in CONTENDERS)
+    assert np.any(slope != 0)
+    np.testing.assert_allclose(slope, expected, rtol=2e-6)
 
 
 def test_vmap_of_steps_inside_skip_equals_single_steps_of_measured_copies():
