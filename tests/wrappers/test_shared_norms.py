@@ -231,3 +231,21 @@ def test_vmap_of_steps_inside_skip_equals_single_steps_of_measured_copies():
         lambda: (jax.vmap(shared)(sizes), jax.lax.map(measured, sizes))
     )()
     chex.assert_trees_all_close(together, single, rtol=2e-6, atol=1e-7)
+
+
+def test_pmap_of_steps_inside_skip_equals_that_of_measured_copies():
+    """One of eight devices has the NaN and the inf, and all skip their steps."""
+
+    def run(tx):
+        clip = optclip.clip_by_global_norm(0.5, axis_name="i")
+        return run_of(skipping(optax.chain(tx, clip, SGD), axis_name="i"))
+
+    shared, measured = (jax.pmap(run(tx), axis_name="i") for tx in CONTENDERS)
+    finite = np.where(np.isfinite(SIZES), SIZES, np.float32(1.0))
+    # The norm of eight devices is larger.
+    sizes = np.stack([*[finite] * 7, SIZES]) / 4
+    results = shared(sizes)
+    chex.assert_trees_all_close(results, measured(sizes), rtol=2e-6, atol=1e-7)
+    np.testing.assert_array_equal(
+        results[1]["skip/skipped"], [[0, 0, 1, 2, 2, 3, 3, 3]] * 8
+    )
