@@ -132,9 +132,12 @@ class Engine:
     @property
     def has_leaf_norms(self) -> bool:
         """Whether norms of leaves are recorded that clipping itself does not use."""
-        is_of_tree = self.record == "leaves" and self.clip.scope is TREE
+        return self.record == "leaves" and self._may_measure_leaves
+
+    @property
+    def _may_measure_leaves(self) -> bool:
         # The vectors of a power iteration belong to the norm itself.
-        return is_of_tree and not self.clip.norm.remembers
+        return self.clip.scope is TREE and not self.clip.norm.remembers
 
     def init(self, params: PyTree) -> ClipState:
         """Return the state before the first step."""
@@ -185,6 +188,7 @@ class Engine:
         extra: dict[str, Any],
         *,
         in_common: bool = False,
+        by_leaf: bool = False,
     ) -> Decision:
         """Measure the updates of a step and decide where to clip them.
 
@@ -194,6 +198,8 @@ class Engine:
           params: As passed to `update`.
           extra: The extra arguments of `update`, of any type.
           in_common: Whether all devices must decide alike.
+          by_leaf: Whether to measure a tree by the norms of its leaves, which can be
+            shared with clipping that records them.
         """
         layout = layout_of(self.clip, updates)
         names = [self.name] if self.record else []
@@ -208,7 +214,7 @@ class Engine:
         leaf_norms = None
         if self.use_norm is not None:
             measured = Measured(Batched([_passed_norm(extra, self.use_norm, layout)]))
-        elif self.has_leaf_norms:
+        elif self.has_leaf_norms or (by_leaf and self._may_measure_leaves):
             measured, leaf_norms = _record.measure_leaves(clip, layout, updates)
         else:
             measured = _shared_norms.measured(clip.norm, layout.blocks, norm_memory)
@@ -257,7 +263,7 @@ class Engine:
             itemized=self.is_itemized,
             by_rule=any(not isinstance(x, _OF_NO_NORM) for x in self.rules.each),
         )  # fmt: skip
-        if decision.leaf_norms is None:
+        if not self.has_leaf_norms:
             return new
         return new._replace(clip_leaf_norm=decision.leaf_norms.by_path())
 

@@ -193,6 +193,7 @@ def skip(
         decision = watch.decide(
             updates, state.skip_norm, params, extra_args,
             in_common=bool(_axis_names.untyped_axes()),
+            by_leaf=_records_leaves(state.skip_inner),
         )  # fmt: skip
         coefficients = coefficients_of(
             decision.clip, decision.norms, decision.thresholds
@@ -334,6 +335,14 @@ def loss_in(extra: dict[str, Any]) -> jax.Array:
     if loss is None:
         raise ValueError(_validate.must_be("value", _WANTED, None, LOSS_ADVICE))
     return loss
+
+
+def _records_leaves(state: PyTree) -> bool:
+    """Return whether clipping in a state records the norms of leaves."""
+    records = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, ClipRecord))
+    return any(
+        isinstance(x, ClipRecord) and x.clip_leaf_norm is not None for x in records
+    )
 
 
 def loss_threshold(

@@ -42,6 +42,9 @@ SHARED = {
     ),
     "nested": lambda tx: skipping(skipping(optax.chain(tx, CLIP, SGD), name="inner")),
     "leaves of skip": lambda tx: skipping(optax.chain(tx, CLIP, SGD), record="leaves"),
+    "leaves of clip": lambda tx: skipping(
+        optax.chain(tx, optclip.clip_by_global_norm(0.5, record="leaves"), SGD)
+    ),
     "leaves of both": lambda tx: skipping(
         optax.chain(tx, optclip.clip_by_global_norm(0.5, record="leaves"), SGD),
         record="leaves",
