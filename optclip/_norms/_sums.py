@@ -345,8 +345,6 @@ def _parts_of(arrays: list[jax.Array], plan: NormPlan) -> list[Part]:
             axis, x = members[0].axis, arrays[first]
             if len(few) > 1:
                 axis, x = (1,), jnp.stack([arrays[i].ravel() for i in few])
-                # XLA would compute the powers of each array in its own kernel.
-                x = lax.optimization_barrier(x)
             parts.append(Part([x], axis, shapes[first], members))
     return parts
 
@@ -516,9 +514,8 @@ def _rows_of_equal_length(
     """Add the numbers of each row, a list of vectors by kind; return sums by kind."""
     kinds = range(len(rows[0][0]))
     vectors = [vector[k] for k in kinds for row in rows for vector in row]
-    # Without the barrier XLA would add each vector in a kernel of its own.
-    table = lax.optimization_barrier(jnp.concatenate(vectors))
-    totals = jnp.sum(table.reshape(len(kinds), len(rows), -1), axis=2)
+    table = jnp.concatenate(vectors).reshape(len(kinds), len(rows), -1)
+    totals = jnp.sum(table, axis=2)
     return [jnp.unstack(total) for total in jnp.unstack(totals)]
 
 
