@@ -222,7 +222,13 @@ def _check_batches(path: KeyPath, mat: BCOO) -> None:
 
 def values(leaf: LeafLike) -> jax.Array:
     """Return the numbers of a leaf as one array; for a BCOO matrix, its data."""
-    return leaf.data if is_sparse(leaf) else jnp.asarray(leaf)
+    return leaf.data if is_sparse(leaf) else as_jax(leaf)
+
+
+def as_jax(x: Any) -> jax.Array:
+    """Return an array or number of any kind as a JAX array."""
+    # On a JAX array `jnp.asarray` is slow: a third of an eager call of 291 leaves.
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
 def size_of(x: jax.Array) -> float:

@@ -90,7 +90,7 @@ def numbers(vector: jax.Array) -> tuple[jax.Array, ...]:
     """Return the entries of a vector, each in the shape of the further axes."""
     if not isinstance(vector, Tracer):
         # The index is an argument, since jnp.unstack would compile each slice.
-        return tuple(entry(vector, i) for i in range(len(vector)))
+        return tuple(_compiled_entry(vector, i) for i in range(len(vector)))
     return lax.platform_dependent(vector, cpu=_looked_up, default=jnp.unstack)
 
 
@@ -118,6 +118,9 @@ def _looked_up(vector: jax.Array) -> tuple[jax.Array, ...]:
 
 def entry(vector: jax.Array, place: Any) -> jax.Array:
     return lax.dynamic_index_in_dim(vector, place, keepdims=False)
+
+
+_compiled_entry = jax.jit(entry)
 
 
 def in_place(new: PyTree, old: PyTree) -> PyTree:

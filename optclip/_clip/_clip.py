@@ -290,8 +290,10 @@ class Action(abc.ABC):
         for index, stack in zip(norms.indices, norms.values, strict=True):
             # The norms of a stack have one type, so the first represents all.
             norm = stack if len(index) == 1 else stack[0]
-            for i in index:
-                limits[i] = _fitted(clip, name, of_blocks[i], norm)
+            # A value is fitted once, since a number fills all leaves of a tree.
+            distinct = {id(of_blocks[i]): of_blocks[i] for i in index}
+            fits = {key: _fitted(clip, name, x, norm) for key, x in distinct.items()}
+            limits.update((i, fits[id(of_blocks[i])]) for i in index)
         fitted = [limits[i] for i in range(len(of_blocks))]
         batched = norms.with_entries([limit for limit, _ in fitted])
         is_final = all(is_final for _, is_final in fitted)

@@ -80,7 +80,7 @@ SCALE: Scale = Scale()
 
 def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafLike:
     """Return a leaf times its coefficient."""
-    x = jnp.asarray(leaf.array)
+    x = _leaves.as_jax(leaf.array)
     coefficient = _placement.beside(coefficient, x)
     how = {"strict": clip.strict, "zeroes_nonfinite": clip.nonfinite == "zero"}
     if leaf.matrix is None:

@@ -261,7 +261,7 @@ class Norm(Measurement):
         arrays, members, counts = [], [], [0] * len(blocks)
         for i, block in enumerate(blocks):
             for leaf in block.leaves:
-                x, axis = jnp.asarray(leaf.array), block.axis_of(leaf)
+                x, axis = _leaves.as_jax(leaf.array), block.axis_of(leaf)
                 declared = leaf.axis_name
                 if declared is None and axis != ():
                     _axis_names.check_known()

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
 from .._arrays import _axis_names, _collectives, _leaves, _numerics, _placement, _xla
 from .._arrays._batching import MANY, Batched
@@ -174,11 +175,17 @@ def flush_small(norm: jax.Array) -> jax.Array:
     return select(norm < LEAST[norm.dtype.name], jnp.zeros_like(norm), norm)
 
 
+def norms_of(arrays: list[jax.Array], plan: NormPlan) -> Batched:
+    """Return the norm of each block; inf above the largest float."""
+    # JAX prepares a custom derivative in as long as it adds hundreds of small arrays.
+    is_traced = any(isinstance(x, Tracer) for x in arrays)
+    return (_differentiable if is_traced else _compiled)(arrays, plan)
+
+
 # The derivative of JAX is not finite at zero, and would differentiate both branches of
 # the guard.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def norms_of(arrays: list[jax.Array], plan: NormPlan) -> Batched:
-    """Return the norm of each block; inf above the largest float."""
+def _differentiable(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     return _compiled(arrays, plan)
 
 
@@ -228,7 +235,7 @@ def _compiled(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     return _xla.on_gpu(on_gpu, elsewhere, arrays)
 
 
-@norms_of.defjvp
+@_differentiable.defjvp
 def _norms_of_jvp(
     plan: NormPlan,
     primals: tuple[list[jax.Array]],

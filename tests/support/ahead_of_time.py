@@ -13,9 +13,6 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import optclip
-from benchmarks import step, stepping, train, trees
-
 COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 
 
@@ -53,32 +50,3 @@ def lowered(mesh, shapes, clip):
 def collectives(text):
     """Return the result type and the kind of each collective operation."""
     return re.findall(rf"= (\S.*?) ({COLLECTIVES})(?:-start)?\(", text)
-
-
-SIZE = train.Size(letters=8192, width=256, blocks=1, window=128, batch=8)
-# The recommended line, and the nearest one of optax alone.
-SKIPPING = {
-    "optclip": lambda: optclip.skip(
-        optax.chain(optclip.clip_by_global_norm(1.0), step.adamw())
-    ),
-    "optax": lambda: optax.apply_if_finite(
-        optax.chain(optax.clip_by_global_norm(1.0), step.adamw()), 3
-    ),
-    "unclipped": step.adamw,
-}
-
-
-def training_step(optimizer, dtype):
-    """Return a step of a small GPT-2 that unscales its gradients, and its shapes."""
-    factor = 2.0**10
-    unscale = optax.scale(1 / factor)
-
-    def scaled_loss(params, tokens):
-        return factor * train.loss(params, tokens)
-
-    shapes = trees.gpt2(SIZE.width, SIZE.blocks, SIZE.letters, SIZE.window)
-    params = trees.typed(shapes, dtype)
-    tokens = jax.ShapeDtypeStruct((SIZE.batch, SIZE.window + 1), "int32")
-    run = stepping.step_of(unscale, optimizer, jax.value_and_grad(scaled_loss))
-    state = params, jax.eval_shape(optimizer.init, params)
-    return run, (state, unscale.init(params), tokens)
