@@ -6,11 +6,13 @@ keep their direction. Strict clipping rounds toward zero.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from .._arrays import _leaves, _numerics, _placement, _validate
 from .._arrays._types import Number
@@ -66,19 +68,19 @@ def bounded(
       The array, and the factor by which each element shrank (1 if unclipped).
     """
     # Bounds are compared in the precision of the norm, where float16 has no overflow.
-    size = jnp.abs(_leaves.widen(x))
+    dtype = _leaves.real_dtype(x.dtype)
     lower, upper = (
-        as_limit(bound, size.dtype, towards_zero=strict) for bound in (lower, upper)
+        as_limit(bound, dtype, towards_zero=strict) for bound in (lower, upper)
     )
     if jnp.iscomplexobj(x) and not getattr(response, "signed", False):
         upper = _of_modulus(name, upper)
-    lower, upper = _at(name, "lower", lower, size), _at(name, "upper", upper, size)
-    if cleaned:
-        # Elements are cleaned before the bounds apply, since these keep NaN and turn
-        # inf into a bound.
-        is_off = jnp.isinf(lower) & jnp.isinf(upper)
-        x = jnp.where(~is_off & ~jnp.isfinite(x), jnp.zeros_like(x), x)
-    return _moved(x, lower, upper, response, like, strict)
+    _check_shape(name, "lower", lower, x)
+    _check_shape(name, "upper", upper, x)
+    is_eager = not any(isinstance(each, Tracer) for each in (x, lower, upper, like))
+    # An eager call then takes one dispatch, not thirty. Other responses may have
+    # numbers or functions, for each of which it would compile again.
+    moved = _compiled if is_eager and isinstance(response, Hard) else _moved
+    return moved(response, strict, cleaned, x, lower, upper, like)
 
 
 def _of_modulus(name: str, upper: jax.Array | np.ndarray) -> jax.Array:
@@ -93,14 +95,22 @@ def _of_modulus(name: str, upper: jax.Array | np.ndarray) -> jax.Array:
 
 
 def _moved(
-    x: jax.Array,
-    lower: jax.Array,
-    upper: jax.Array,
     response: ElementResponse,
-    like: jax.Array,
     strict: bool,
+    cleaned: bool,
+    x: jax.Array,
+    lower: jax.Array | np.ndarray,
+    upper: jax.Array | np.ndarray,
+    like: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the array in the dtype of `like`, and the factor of each element."""
+    size = jnp.abs(_leaves.widen(x))
+    lower, upper = _at(lower, size), _at(upper, size)
+    if cleaned:
+        # Elements are cleaned before the bounds apply, since these keep NaN and turn
+        # inf into a bound.
+        is_off = jnp.isinf(lower) & jnp.isinf(upper)
+        x = jnp.where(~is_off & ~jnp.isfinite(x), jnp.zeros_like(x), x)
     wide = _leaves.widen(x)
     size = jnp.abs(wide)
     if jnp.iscomplexobj(wide):
@@ -138,6 +148,9 @@ def _moved(
     # A zero has no factor: it is divided by 1 here, and 1 is selected below.
     shrunk = jnp.abs(goal) / jnp.where(size > 0, size, jnp.ones_like(size))
     return out, jnp.where(moved & (size > 0), shrunk, jnp.ones_like(size))
+
+
+_compiled = functools.partial(jax.jit, static_argnums=(0, 1, 2))(_moved)
 
 
 def _complex_goal(
@@ -197,18 +210,19 @@ def _pointing(wide: jax.Array) -> jax.Array:
     return jnp.where(infinite, jax.lax.complex(*signs), wide)
 
 
-def _at(
+def _check_shape(
     name: str, which: str, bound: jax.Array | np.ndarray, x: jax.Array
-) -> jax.Array:
+) -> None:
+    """Raise unless a bound broadcasts to the shape of `x`."""
+    advice = (
+        "Pass a number, an array that broadcasts, or a tree with one for each leaf."
+    )
+    _validate.broadcasts(which, bound.shape, x.shape, name, advice)
+
+
+def _at(bound: jax.Array | np.ndarray, x: jax.Array) -> jax.Array:
     """Return a bound in the shape of `x`."""
     if bound.ndim == 0:
         # The array is built from the leaf, so it is split over devices like the leaf.
         return jnp.zeros_like(x) + bound
-    _validate.broadcasts(
-        which,
-        bound.shape,
-        x.shape,
-        name,
-        "Pass a number, an array that broadcasts, or a tree with one for each leaf.",
-    )
     return _placement.placed_as(jnp.broadcast_to(bound, x.shape), x)

@@ -67,7 +67,7 @@ class Move(Action):
         samples = (decision.samples or {}).items()
         counts = {block: x.clipped for blocks, x in samples for block in blocks}
         moved = {}
-        coefficients = [jnp.ones(()) for _ in layout.blocks]
+        coefficients = [jnp.ones(())] * len(layout.blocks)
         for i, leaf, block in layout.scaled:
             moved[i], coefficients[block] = _moved_leaf(
                 decision.clip, leaf, limits[block], counts.get(block)
@@ -162,7 +162,7 @@ def _moved_leaf(
       limits: Its bounds.
       count: What is computed from the leaf before its elements move; None for nothing.
     """
-    x = jnp.asarray(leaf.array)
+    x = _leaves.as_jax(leaf.array)
     lower, upper = (_placement.beside(bound, x) for bound in limits[:2])
     name = _leaves.named(leaf.path)
     of_side = {"lower": lower, "upper": upper}
