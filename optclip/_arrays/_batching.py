@@ -6,6 +6,7 @@ leaves they take XLA minutes to compile; as operations on one vector, almost no 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from . import _leaves, _placement, _xla
+from . import _placement, _xla
 from ._types import PyTree
 
 # Fewer numbers than this are processed one by one, since stacking and unstacking them
@@ -107,16 +108,12 @@ class Batched:
 
     def any(self) -> jax.Array:
         """Return whether any of these flags is set."""
-        groups: dict[Any, list[jax.Array]] = {}
+        by_shape: dict[Any, list[jax.Array]] = {}
         for i, flag in enumerate(self.values):
-            # XLA compiles three kernels for each array that it reduces alone.
-            is_few = flag.ndim and _leaves.size_of(flag) <= _xla.FEW
-            is_joined = is_few and not _xla.may_be_split(flag)
-            groups.setdefault(-1 if is_joined else i, []).append(flag)
-        joined = [
-            jnp.concatenate([x.ravel() for x in group]) if len(group) > 1 else group[0]
-            for group in groups.values()
-        ]
+            # XLA compiles three kernels for each array that it reduces.
+            key = i if _xla.may_be_split(flag) else flag.shape
+            by_shape.setdefault(key, []).append(flag)
+        joined = [functools.reduce(jnp.logical_or, x) for x in by_shape.values()]
         flags = [jnp.any(flag) if flag.ndim else flag for flag in joined]
         return flags[0] if len(flags) == 1 else jnp.any(jnp.stack(flags))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -96,9 +97,9 @@ class BlockOutcome(NamedTuple):
         which is the one that exceeds its threshold most.
       threshold: Broadcasts to the norm, as do the fields below.
       coefficient: The factor applied to the block.
-      nonfinite: Whether the norm is not finite.
       declared: The mapped axes that the norms are declared to be split over.
-      clipped: Whether the block is clipped, as the record computes; if `number` is set,
+      nonfinite: Whether the norm is not finite; None until the record computes it.
+      clipped: Whether the block is clipped, also computed there; if `number` is set,
         numbers whose sum is the number of clipped norms.
       number: The number of norms, or None if `norm` has all of them.
     """
@@ -106,8 +107,8 @@ class BlockOutcome(NamedTuple):
     norm: jax.Array
     threshold: jax.Array
     coefficient: jax.Array
-    nonfinite: jax.Array
     declared: _axis_names.Declared
+    nonfinite: Any = None
     clipped: Any = None
     number: int | None = None
 
@@ -323,9 +324,8 @@ class Action(abc.ABC):
         norms = decision.norms
         blocks = decision.layout.blocks
         declared = norms.with_entries([declared_of(block) for block in blocks])
-        nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
         limits, factors = self.recorded(decision, coefficients)
-        return norms.map(BlockOutcome, limits, factors, nonfinite, declared)
+        return norms.map(BlockOutcome, limits, factors, declared)
 
 
 class ActingScope(Scope):
@@ -416,6 +416,12 @@ def zero_below(clip: Clip, least: float, limit: Limit) -> Limit:
         return limit
     if isinstance(limit, np.ndarray):
         return np.where(limit < least, np.zeros_like(limit), limit)
+    return _zero_below(least, limit)
+
+
+# Compiled, so that the thresholds of slices of one type are traced once.
+@functools.partial(jax.jit, static_argnums=0)
+def _zero_below(least: float, limit: jax.Array) -> jax.Array:
     # A threshold of 0 is not replaced, so it keeps its derivative from above.
     return select((limit < least) & (limit != 0), jnp.zeros_like(limit), limit)
 

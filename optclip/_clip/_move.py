@@ -236,8 +236,7 @@ def _recorded(
 def _outcome(decision: Decision, block: int, values: Any, **more: Any) -> BlockOutcome:
     norm, threshold, coefficient = values
     declared = declared_of(decision.layout.blocks[block])
-    nonfinite = ~jnp.isfinite(norm)
-    return BlockOutcome(norm, threshold, coefficient, nonfinite, declared, **more)
+    return BlockOutcome(norm, threshold, coefficient, declared, **more)
 
 
 def _samples_of(

@@ -257,7 +257,10 @@ class Engine:
         """
         outcomes = decision.clip.action.outcomes(decision, coefficients)
         if recorded_norms is not None:
-            outcomes = outcomes.map(lambda x, n: x._replace(norm=n), recorded_norms)
+            finite = decision.norms.map(jnp.isfinite)
+            outcomes = outcomes.map(
+                lambda x, n, f: x._replace(norm=n, nonfinite=~f), recorded_norms, finite
+            )
         new = _record.of_step(
             decision.layout, self.clip.scope, outcomes,
             itemized=self.is_itemized,

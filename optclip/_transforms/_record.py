@@ -60,7 +60,7 @@ def of_most_exceeded(
     Counts and flags cover all norms.
 
     Args:
-      outcomes: Of all blocks.
+      outcomes: Of all blocks; they may lack flags.
       by_rule: Whether a rule of norms sets a threshold. Norms below 1e-6 of the largest
         one then take no part in the choice.
     """
@@ -68,9 +68,12 @@ def of_most_exceeded(
     outcomes = lax.stop_gradient(outcomes)
     dtype = max((outcome.norm.dtype for outcome in outcomes), key=lambda d: d.itemsize)
     small = [x for x in outcomes if _is_small(x)]
-    rest = [x for x in outcomes if not _is_small(x)]
-    # All leaves are reduced together, so that a GPU launches no kernel for each.
-    here = [_joined([_as_vectors(x) for x in small], dtype)] if small else []
+    rest = [_flagged(by_rule, x) for x in outcomes if not _is_small(x)]
+    outcomes, here = rest, []
+    if small:
+        # All leaves are reduced together, so that a GPU launches no kernel for each.
+        all_small = _flagged(by_rule, _as_one(small, dtype))
+        outcomes, here = [all_small, *rest], [_values(all_small)]
     if by_rule:
         limit = _noise_limit(here, rest)
         here = [[_without_noise(norm, limit), *more] for norm, *more in here]
@@ -95,6 +98,16 @@ def of_most_exceeded(
         clip_clipped=clipped > 0,
         clip_nonfinite=nonfinite > 0,
     )
+
+
+def _as_one(outcomes: list[BlockOutcome], dtype: jnp.dtype) -> BlockOutcome:
+    """Return the outcome of the norms of small blocks, as vectors on one device."""
+    shaped = [
+        [jnp.broadcast_to(x, each.norm.shape).ravel() for x in each[:3]]
+        for each in outcomes
+    ]
+    norm, threshold, coefficient = _joined(shaped, dtype)
+    return BlockOutcome(norm, threshold, coefficient, outcomes[0].declared)
 
 
 def _joined(entries: list[Values], dtype: jnp.dtype) -> Values:
@@ -268,7 +281,8 @@ def _merged(
 
 def _is_small(outcome: BlockOutcome) -> bool:
     """Return whether the norms are reduced with those of other blocks."""
-    return _is_here(outcome) and _leaves.size_of(outcome.norm) <= _xla.FEW
+    is_raw = outcome.nonfinite is None and outcome.number is None
+    return is_raw and _leaves.size_of(outcome.norm) <= _xla.FEW and _is_here(outcome)
 
 
 def _declared_axes(outcome: BlockOutcome) -> _axis_names.Axes:
@@ -490,26 +504,28 @@ def of_step(
       itemized: Whether the record has an entry for each norm.
       by_rule: Whether a rule of norms sets a threshold.
     """
-    flagged = outcomes.map(functools.partial(_flagged, by_rule))
     if itemized:
         entries = Entries.of(layout)
+        flagged = outcomes.map(functools.partial(_flagged, by_rule))
         of_blocks = _of_blocks(entries, flagged)
         fields = ([each[i] for each in of_blocks] for i in range(_LEAF_NORM))
         new = ClipRecord(*map(entries.keyed, fields))
     else:
-        new = _summary(flagged.values, by_rule=by_rule)
+        new = _summary(outcomes.values, by_rule=by_rule)
     return new._replace(clip_fraction=None) if scope.itemized else new
 
 
 def _flagged(by_rule: bool, outcome: BlockOutcome) -> BlockOutcome:
-    """Return the outcome with a flag for a coefficient that changes its block."""
-    if outcome.number is not None:
-        return outcome  # Counted already.
-    norm, limit, k, nonfinite, *_ = outcome
+    """Return the outcome with flags, one for a coefficient that changes its block."""
+    norm, limit, k, *_ = outcome
+    if outcome.nonfinite is None:
+        outcome = outcome._replace(nonfinite=~jnp.isfinite(norm))
+    if outcome.clipped is not None:
+        return outcome
     if by_rule:
         # Where a norm is not finite, `_thresholds/_learning` has replaced inf.
         largest = np.array(np.finfo(np.float32).max, limit.dtype)
-        is_replaced = nonfinite & (limit >= largest)
+        is_replaced = outcome.nonfinite & (limit >= largest)
         limit = _numerics.select(is_replaced, jnp.full_like(limit, jnp.inf), limit)
         # Some rules set a threshold of 0 for a leaf of zeros, which clips nothing.
         k = _numerics.select((norm == 0) & (k == k), jnp.ones_like(k), k)
@@ -559,9 +575,9 @@ def _summary(outcomes: list[BlockOutcome], *, by_rule: bool = False) -> ClipReco
     """Return one number per quantity, the same on all devices that share the blocks."""
     outcomes = [outcome for outcome in outcomes if _leaves.size_of(outcome.norm) > 0]
     if len(outcomes) == 1 and _is_common_number(outcomes[0]):
-        norm, threshold, coefficient, nonfinite, _, clipped, _ = outcomes[0]
-        fraction = clipped.astype(jnp.float32)
-        return ClipRecord(norm, threshold, coefficient, fraction, clipped, nonfinite)
+        one = _flagged(by_rule, outcomes[0])
+        fraction = one.clipped.astype(jnp.float32)
+        return ClipRecord(*one[:3], fraction, one.clipped, one.nonfinite)
     if outcomes:
         return of_most_exceeded(outcomes, by_rule=by_rule)
     zero, no = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.bool_)

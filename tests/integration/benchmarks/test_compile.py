@@ -9,10 +9,10 @@ from tests.support import compiler
 LIMITS = {
     ("72 layers", "global norm"): 1.1,
     ("72 layers", "leaf"): 1.2,
-    ("72 layers", "agc"): 1.9,
+    ("72 layers", "agc"): 1.5,
     ("narrow llama", "global norm"): 1.2,
     ("narrow llama", "leaf"): 1.5,
-    ("narrow llama", "agc"): 2.6,
+    ("narrow llama", "agc"): 2.1,
     ("500", "skip"): 0.5,
 }
 
