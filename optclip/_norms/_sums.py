@@ -170,6 +170,8 @@ class Power(NamedTuple):
         return lax.optimization_barrier(scale)
 
 
+# Compiled, so that norms of one type are traced once.
+@jax.jit
 def flush_small(norm: jax.Array) -> jax.Array:
     """Return the norm, or 0 if it is smaller than `LEAST`."""
     return select(norm < LEAST[norm.dtype.name], jnp.zeros_like(norm), norm)
@@ -207,7 +209,7 @@ def _compiled(arrays: list[jax.Array], plan: NormPlan) -> Batched:
         return _totals(_parts_of(arrays, plan), plan)[0]
     is_guarded = plan.ord == 2 and plan.guarded
     is_guarded = is_guarded and any(_may_overflow(x, plan) for x in arrays)
-    norm = functools.partial(_norm_of_total, plan)
+    norm = functools.partial(_norm_of_total, plan.ord)
 
     def elsewhere(arrays: list[jax.Array]) -> Batched:
         add = functools.partial(_totals, _parts_of(arrays, plan), plan)
@@ -288,18 +290,20 @@ def _direction(
     return sign * (fraction ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
 
 
+# Compiled, so that sums of one type are traced once.
+@functools.partial(jax.jit, static_argnums=0)
 def _norm_of_total(
-    plan: NormPlan, total: jax.Array, small: jax.Array | None = None
+    ord: float, total: jax.Array, small: jax.Array | None = None
 ) -> jax.Array:
     """Return the norm of a sum, or of a shrunk one if the sum overflowed."""
-    if plan.ord == 1:
+    if ord == 1:
         return total
     if small is None:
         return _root(total)
     is_over = total == jnp.inf
     # The root of the sum in use is taken once, then scaled back if it was shrunk.
     norm = _root(select(is_over, small, total))
-    return select(is_over, norm / _SHRINK[plan.dtype], norm)
+    return select(is_over, norm / _SHRINK[norm.dtype.name], norm)
 
 
 def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:

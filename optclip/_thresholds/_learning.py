@@ -300,6 +300,8 @@ def _measured(
     return part.fill(name, norm, part.of_vector(norm)) if part.is_vector else norm
 
 
+# Compiled, so that thresholds of one type are traced once.
+@jax.jit
 def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
     """Replace inf by the largest float where the norm is not finite.
 

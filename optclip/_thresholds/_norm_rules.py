@@ -29,10 +29,15 @@ class RelativeToParams(OfVector, WithoutMemory):
         )
 
         def fraction(norm: jax.Array) -> jax.Array:
-            ratio, least = (as_like(x, norm) for x in (self.ratio, self.min_norm))
-            return ratio * jnp.maximum(norm, least)
+            return _fraction(norm, self.ratio, self.min_norm)
 
         return _batching.each(fraction, seen.measure(seen.params)), memory
+
+
+# Compiled, so that slices of one type are traced once.
+@jax.jit
+def _fraction(norm: jax.Array, ratio: Number, least: Number) -> jax.Array:
+    return as_like(ratio, norm) * jnp.maximum(norm, as_like(least, norm))
 
 
 def relative_to_params(

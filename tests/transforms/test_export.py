@@ -138,3 +138,19 @@ def test_symbolic_size_that_must_be_static_raises(function, shape, words):
     given = jax.ShapeDtypeStruct(export.symbolic_shape(shape), "float32")
     with pytest.raises(ValueError, match=words):
         export.export(jax.jit(function))(given)
+
+
+def test_agc_exports_to_each_platform_with_few_lines_per_leaf():
+    tx = optclip.recipes.agc(0.01)
+    update = jax.jit(tx.update)
+
+    def exported(leaves):
+        tree = [jnp.arange(48.0).reshape(8, 6)] * leaves
+        arguments = [tree, tx.init(tree), tree]
+        platforms = "cpu", "cuda", "tpu"
+        return export.export(update, platforms=platforms)(*arguments), arguments
+
+    few, arguments = exported(8)
+    chex.assert_trees_all_equal(few.call(*arguments), update(*arguments))
+    more = exported(16)[0].mlir_module().count("\n") - few.mlir_module().count("\n")
+    assert 0 < more <= 8 * 42
