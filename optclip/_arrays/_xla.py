@@ -105,7 +105,7 @@ def _looked_up(vector: jax.Array) -> tuple[jax.Array, ...]:
     """Return the same, by indices whose values XLA does not know.
 
     XLA would write known indices into the kernel of each leaf, so that no two kernels
-    are equal and each is compiled: ten times the compilation time for 500 leaves.
+    are equal and each is compiled: 300 leaves would take 19 s to compile, not 3.
     """
     vector = materialized(vector)
     # XLA folds an index array of one number into a constant, so each has two. It is

@@ -561,8 +561,8 @@ def _of_many(values: list[jax.Array], *, largest: bool) -> jax.Array:
     if not largest and _xla.may_be_split(values[0]):
         values = _by_pairs(lax.add, values, _SENT)
     while len(values) > 1:
-        # Without the barrier XLA unrolls this into a chain over all values and the
-        # kernels that compute them, which takes a minute to compile for 2,000 values.
+        # Without the barrier XLA on CPU unrolls this into a chain over all values and
+        # the kernels that compute them: 2,000 leaves compile in 15 s instead of 10.
         stacks = map(jnp.stack, _pieces(values, _ROW))
         stacks = [lax.optimization_barrier(stack) for stack in stacks]
         largest_of = functools.partial(_collectives.largest, initial=0.0)
