@@ -132,12 +132,15 @@ class Engine:
     @property
     def has_leaf_norms(self) -> bool:
         """Whether norms of leaves are recorded that clipping itself does not use."""
-        return self.record == "leaves" and self._may_measure_leaves
+        is_of_tree = self.record == "leaves" and self.clip.scope is TREE
+        # The vectors of a power iteration belong to the norm itself.
+        return is_of_tree and not self.clip.norm.remembers
 
     @property
-    def _may_measure_leaves(self) -> bool:
-        # The vectors of a power iteration belong to the norm itself.
-        return self.clip.scope is TREE and not self.clip.norm.remembers
+    def _adds_up(self) -> bool:
+        """Whether the norm is that of the norms of leaves, which cost no more."""
+        norm = self.clip.norm
+        return self.clip.scope is TREE and norm.composes and not norm.remembers
 
     def init(self, params: PyTree) -> ClipState:
         """Return the state before the first step."""
@@ -214,7 +217,7 @@ class Engine:
         leaf_norms = None
         if self.use_norm is not None:
             measured = Measured(Batched([_passed_norm(extra, self.use_norm, layout)]))
-        elif self.has_leaf_norms or (by_leaf and self._may_measure_leaves):
+        elif self.has_leaf_norms or (by_leaf and self._adds_up):
             measured, leaf_norms = _record.measure_leaves(clip, layout, updates)
         else:
             measured = _shared_norms.measured(clip.norm, layout.blocks, norm_memory)
