@@ -42,8 +42,7 @@ def of_rows(columns: Columns, x: jax.Array) -> tuple[jax.Array, ...]:
     """
     x = lax.stop_gradient(x)
     if len(x) > 1:
-        # Without the barrier XLA would read each row in a kernel of its own.
-        return _reduced(columns(lax.optimization_barrier(x)), 1)
+        return _reduced(columns(x), 1)
     found = lax.platform_dependent(
         x[0],
         cpu=functools.partial(_in_blocks, columns),

@@ -45,7 +45,7 @@ STEPS = {
     "unscaled gradients": (NONE, "float32", 222, 400),
     "skip and history": (NONE, "float32", 390, 400),
     "each leaf": (optclip.clip_by_norm(1.0), "float32", 88, 200),
-    "value": (optclip.clip_by_value(1.0), "float32", 230, 1_000),
+    "value": (optclip.clip_by_value(1.0), "float32", 224, 1_000),
     "leaf norms": (
         optclip.clip_by_global_norm(1.0, record="leaves"), "float32", 240, 1_000,
     ),
