@@ -228,6 +228,17 @@ def test_norms_with_arrays_inside_skip_have_derivatives_of_measured_copies():
     np.testing.assert_allclose(slope, expected, rtol=2e-6)
 
 
+@pytest.mark.parametrize("skips", ["leaves", True])
+@pytest.mark.parametrize("clips", ["leaves", True])
+def test_norms_of_users_class_in_skip_are_the_same_with_those_of_leaves(skips, clips):
+    norm = Weighted(weights=2.0)
+    clip = optclip.clip_by(0.5, norm=norm, record=clips)
+    tx = skipping(clip, norm=norm, record=skips)
+    _, state = tx.update([jnp.ones(4), jnp.ones(5)], tx.init([jnp.ones(4)] * 2))
+    norms = optclip.metrics(state)
+    assert norms["skip/norm"] == norms["clip/norm"] == 6
+
+
 @pytest.mark.parametrize(("over", "axis_name"), [(jax.vmap, None), (jax.pmap, "i")])
 def test_mapped_steps_inside_skip_equal_those_of_measured_copies(over, axis_name):
     """The last of eight devices has the NaN and the inf: all skip these steps."""
