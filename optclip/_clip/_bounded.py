@@ -6,7 +6,6 @@ keep their direction. Strict clipping rounds toward zero.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -77,8 +76,8 @@ def bounded(
     _check_shape(name, "lower", lower, x)
     _check_shape(name, "upper", upper, x)
     is_eager = not any(isinstance(each, Tracer) for each in (x, lower, upper, like))
-    # An eager call then takes one dispatch, not thirty. Other responses may have
-    # numbers or functions, for each of which it would compile again.
+    # Compiled, an eager call dispatches one operation per leaf, not thirty. Responses
+    # that hold numbers or functions would compile again for each of them.
     moved = _compiled if is_eager and isinstance(response, Hard) else _moved
     return moved(response, strict, cleaned, x, lower, upper, like)
 
@@ -150,7 +149,7 @@ def _moved(
     return out, jnp.where(moved & (size > 0), shrunk, jnp.ones_like(size))
 
 
-_compiled = functools.partial(jax.jit, static_argnums=(0, 1, 2))(_moved)
+_compiled = jax.jit(_moved, static_argnums=(0, 1, 2))
 
 
 def _complex_goal(

@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def _adds_up(self) -> bool:
-        """Whether the norm is that of the norms of leaves, which cost no more."""
+        """Whether the norms of leaves also give the norm, at no further cost."""
         norm = self.clip.norm
         return self.clip.scope is TREE and norm.composes and not norm.remembers
 

@@ -1,6 +1,6 @@
-"""Eager calls compile once, whatever numbers they receive, and run little Python.
+"""Eager calls compile once for all numbers, and run little Python.
 
-Of transformations, `test_jax.py` promises the first.
+`test_jax.py` checks that transformations compile once.
 """
 
 import sys

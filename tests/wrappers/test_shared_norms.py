@@ -196,7 +196,7 @@ def test_transformation_inside_skip_equals_that_of_measured_copies(name):
         return jax.lax.scan(step, tx.init(params), SIZES)[1]
 
     shared, measured = helpers.quick_jit(lambda: [*map(results, CONTENDERS)])()
-    # The structures of the states differ by that of `TWICE`.
+    # The states differ in structure by the state of `TWICE`.
     chex.assert_trees_all_close(
         *map(jax.tree.leaves, (shared, measured)), rtol=2e-6, atol=1e-7
     )
@@ -241,7 +241,7 @@ def test_norms_of_users_class_in_skip_are_the_same_with_those_of_leaves(skips, c
 
 @pytest.mark.parametrize(("over", "axis_name"), [(jax.vmap, None), (jax.pmap, "i")])
 def test_mapped_steps_inside_skip_equal_those_of_measured_copies(over, axis_name):
-    """The last of eight devices has the NaN and the inf: all skip these steps."""
+    """The last of eight has the NaN and the inf: all devices skip these steps."""
 
     def run(tx):
         clip = optclip.clip_by_global_norm(0.5, record="leaves", axis_name=axis_name)
