@@ -223,7 +223,7 @@ class Norm(Measurement):
                 _validate.must_be("per_count", wanted, self.per_count, advice)
             )
         object.__setattr__(self, "per_count", exponent)
-        # A mean of means differs from the mean of all elements, and a class with another
+        # A mean of means differs from the mean of all elements. A class with its own
         # `measure` would measure the norms of leaves as if they were elements.
         composes = exponent == 0 and type(self).measure is Norm.measure
         object.__setattr__(self, "composes", composes)
