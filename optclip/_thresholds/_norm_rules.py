@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import _batching, _validate
-from .._arrays._numerics import as_like, ratio, select
+from .._arrays._numerics import as_array, as_like, ratio, select
 from .._arrays._types import Number, PyTree
 from ._rule import OfVector, Seen, WithoutMemory
 
@@ -28,16 +28,19 @@ class RelativeToParams(OfVector, WithoutMemory):
             seen.params, "since thresholds.relative_to_params is relative to them"
         )
 
+        # Compiled functions reject numbers that `as_array` accepts, such as 2**40.
+        ratio, least = as_array(self.ratio), as_array(self.min_norm)
+
         def fraction(norm: jax.Array) -> jax.Array:
-            return _fraction(norm, self.ratio, self.min_norm)
+            return _fraction(norm, ratio, least)
 
         return _batching.each(fraction, seen.measure(seen.params)), memory
 
 
 # Compiled, so that slices of one type are traced once.
 @jax.jit
-def _fraction(norm: jax.Array, ratio: Number, least: Number) -> jax.Array:
-    return as_like(ratio, norm) * jnp.maximum(norm, as_like(least, norm))
+def _fraction(norm: jax.Array, ratio: jax.Array, least: jax.Array) -> jax.Array:
+    return ratio.astype(norm.dtype) * jnp.maximum(norm, least.astype(norm.dtype))
 
 
 def relative_to_params(

@@ -58,6 +58,9 @@ FLOATS = {
     "band": lambda c: functional.clip_by(
         TREE, 2.0, over="leaf", response=responses.band(c, min_norm=c, max_shrink=c)
     ),
+    "relative to params": lambda c: update(
+        optclip.clip_by(thresholds.relative_to_params(c, c), over="leaf")
+    ),
     "acclip": lambda c: update(recipes.acclip(c, c, 1.0, c)),
     "sclip": lambda c: update(recipes.sclip(c, c)),
     "stable_adamw": lambda c: update(recipes.stable_adamw(c, c, c, c)),
