@@ -441,7 +441,8 @@ def _reduced(
         return [_sum(x, axis) for x in power.merged(kinds, arrays)]
     parts, at = parted
     sums_of_parts = [jnp.sum(x, at + 1) for x in power.merged(kinds, [parts])]
-    # Without the barrier XLA would merge the sums in parts and those of the parts.
+    # Without the barrier XLA would merge the sums in parts and those of the parts: AGC
+    # of GPT-2 would launch 281 kernels on an H100, not 241, with 10.6 MB, not 1.7.
     sums_of_parts = lax.optimization_barrier(sums_of_parts)
     return [jnp.sum(each, at, keepdims=True) for each in sums_of_parts]
 
@@ -488,12 +489,7 @@ def _in_rows(
         # Elements after the last whole row are rows of their own.
         parts = [parts[0][:whole], parts[0][whole:, None]]
     parts[0] = parts[0].reshape(-1, length)
-    # Without the barrier XLA may add one kind while it concatenates, in a kernel that
-    # reads the array again.
-    return [
-        lax.optimization_barrier([jnp.sum(y, 1) for y in power.merged(kinds, [part])])
-        for part in parts
-    ]
+    return [[jnp.sum(y, 1) for y in power.merged(kinds, [part])] for part in parts]
 
 
 def _added(vectors: list[Sums]) -> list[Sums]:
