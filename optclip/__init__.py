@@ -23,7 +23,8 @@ Index::
     Published methods   recipes: agc, adagc, zclip, autoclip, spam, ...
     Wrappers            skip, with_history, with_periodic_reset, clip_after,
                         clip_before, constrain, carry_over
-    Monitoring          metrics, history, summary, explain, suggest, plot
+    Monitoring          metrics, history, summary, explain, suggest, plot,
+                        check_norms
     Private training    per_example: clipped_grad, clipped_sum, norms, aggregate
     Backward pass       clip_cotangent, cotangent_probe
     Attention           clip_attention_logits (QK-Clip), Heads, find_heads
@@ -58,6 +59,7 @@ from ._cotangents._probe import cotangent_probe
 from ._explain._explain import explain
 from ._monitor._history import history
 from ._monitor._metrics import metrics
+from ._monitor._norm_check import check_norms
 from ._monitor._suggest import suggest
 from ._monitor._summary import summary
 from ._scopes._groups import groups, layers
@@ -92,6 +94,7 @@ __all__ = [
     "axes",
     "by_path",
     "carry_over",
+    "check_norms",
     "clip_after",
     "clip_attention_logits",
     "clip_before",

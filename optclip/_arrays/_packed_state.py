@@ -154,11 +154,15 @@ def unique(name: str, reserved: Set[str], taken: Set[str]) -> str:
 
 def unique_names(paths: list[KeyPath]) -> list[str]:
     """Return unique names of paths: {"a/b": x, "a": {"b": y}} repeats one."""
-    path_names = _leaves.names_of(paths)
-    reserved, names = set(path_names), dict[str, None]()
-    for name in path_names:
-        names[unique(name, reserved, names.keys())] = None
-    return list(names)
+    return numbered(_leaves.names_of(paths))
+
+
+def numbered(names: list[str]) -> list[str]:
+    """Return unique names: the second `clip` is `clip_2`."""
+    reserved, unique_ones = set(names), dict[str, None]()
+    for name in names:
+        unique_ones[unique(name, reserved, unique_ones.keys())] = None
+    return list(unique_ones)
 
 
 @functools.lru_cache(maxsize=64)

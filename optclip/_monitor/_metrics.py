@@ -183,24 +183,15 @@ def metrics_of(
     states: list[Recorded], probes: Iterable[tuple[str, Any]] = ()
 ) -> list[Metric]:
     """Return the numbers of clipping states and of probe gradients, with their keys."""
-    as_name = _packed_state.as_name
-    clip_names = {as_name(key) for each in states for key in each.state.clip_record}
     probes = list(probes)
-    clip_names |= {name for name, _ in probes}
-    metrics: dict[str, Metric] = {}
-    used_names: set[str] = set()
-
-    def unique_name(name: str) -> str:
-        used_names.add(unique := _packed_state.unique(name, clip_names, used_names))
-        return unique
-
+    names = iter(_packed_state.numbered([*names_in(states), *(x for x, _ in probes)]))
     unique_names = [
-        {key: unique_name(as_name(key)) for key in each.state.clip_record}
-        for each in states
+        {key: next(names) for key in each.state.clip_record} for each in states
     ]
-    for each, names in zip(states, unique_names, strict=True):
+    metrics: dict[str, Metric] = {}
+    for each, names_of_state in zip(states, unique_names, strict=True):
         skips = tuple(x for i in each.skips for x in unique_names[i].values())
-        for record_key, name in names.items():
+        for record_key, name in names_of_state.items():
             numbers = _numbers(each, record_key)
             keys = {"/".join(filter(None, (name, *place))) for place in numbers}
             for (field, part), (value, is_layers) in numbers.items():
@@ -208,12 +199,16 @@ def metrics_of(
                 # Two leaves may have the same path: {"a/b": x, "a": {"b": y}}.
                 key = _packed_state.unique(key, keys, metrics.keys())
                 metrics[key] = Metric(key, field, value, skips, is_layers)
-    for name, record in probes:
-        name = unique_name(name)
+    for (_, record), name in zip(probes, names, strict=True):
         for field, value in _entries_of(record).items():
             key = f"{name}/{field}"
             metrics[key] = Metric(key, field, value)
     return list(metrics.values())
+
+
+def names_in(states: list[Recorded]) -> list[str]:
+    """Return the name of each record; several may have one name."""
+    return [_packed_state.as_name(x) for each in states for x in each.state.clip_record]
 
 
 # States that hold several transformations, or one and other arrays.
@@ -257,9 +252,9 @@ def states_in(opt_state: Any) -> list[Recorded]:
         )
         states = states_in(inner)
         inside = [each._replace(skips=(*each.skips, len(states))) for each in states]
-        return [*inside, Recorded(_as(ClipState, norm), record, ())]
+        return [*inside, Recorded(as_kind(ClipState, norm), record, ())]
     if has_field(opt_state, "clip_record"):
-        return [Recorded(_as(ClipState, opt_state), {}, ())]
+        return [Recorded(as_kind(ClipState, opt_state), {}, ())]
     states: list[Recorded] = []
     for child in _children(opt_state):
         before = len(states)
@@ -306,7 +301,7 @@ def read_field(state: Any, field: str) -> Any:
     return state[field] if isinstance(state, Mapping) else getattr(state, field)
 
 
-def _as(kind: Any, state: Any) -> Any:
+def as_kind(kind: Any, state: Any) -> Any:
     """Return a state or record; a dict of it may lack the fields that are None."""
     if not isinstance(state, Mapping):
         return state
@@ -324,7 +319,7 @@ def _numbers(
     """Return the numbers of a record, and which are of layers, by field and part."""
     state = recorded.state
     step, record = _placement.on_device((state.clip_step, state.clip_record[key]))
-    record = _as(ClipRecord, record)
+    record = as_kind(ClipRecord, record)
     fields = {
         "norm": record.clip_norm,
         "threshold": record.clip_threshold,
@@ -346,7 +341,7 @@ def _numbers(
             part = "" if field == "steps" else _packed_state.as_name(part)
             numbers[field, part] = value, bool(layers)
     if key in recorded.counts:
-        counts = _as(SkipRecord, _placement.on_device(recorded.counts[key]))
+        counts = as_kind(SkipRecord, _placement.on_device(recorded.counts[key]))
         numbers["rate", ""] = _rate(counts.skip_skipped, step), False
         for field, value in counts._asdict().items():
             if value is not None:

@@ -14,8 +14,8 @@ VERBS = set(
         r"\w+",
         """
     Accumulate Add Adapt Aggregate Apply Attach Average Bound Build Cap Choose Clip
-    Combine Compute Convert Count Create Cut Declare Describe Divide Draw Drop Estimate
-    Exclude Find Follow Format Group Hold Keep Learn List Load Locate Make Map Mark
+    Combine Compare Compute Convert Count Create Cut Declare Describe Divide Draw Drop
+    Estimate Exclude Find Follow Format Group Hold Keep Learn List Load Locate Make Map Mark
     Measure Move Multiply Name Normalize Plot Print Read Record Reject Release Repeat Replace
     Represent Require Reset Return Run Save Scale Select Share Shrink Skip Split State
     Store Suggest Sum Summarize Track Trim Use Wrap Write Zero
