@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import P
 from jax.experimental.sparse import BCOO
@@ -37,6 +38,54 @@ def test_global_norm_collectives_do_not_grow_with_leaves(kind, size, most):
         counts.append(compiled.as_text().count(" all-reduce("))
         np.testing.assert_allclose(compiled(tree)[1], (number * size) ** 0.5, rtol=1e-6)
     assert counts[0] == counts[1] <= 2
+
+
+QUANTILE = optclip.thresholds.quantile(0.9, 8)
+# What is added to `skip(chain(clip, optimizer))`: options of the clip, and of `skip`.
+LINES = {
+    "fixed": ({}, {}),
+    "leaves": ({"record": "leaves"}, {}),
+    "learned": (
+        {"max_norm": QUANTILE, "record": "leaves"},
+        {"max_norm": optclip.thresholds.scaled(QUANTILE, 3.0), "record": "leaves"},
+    ),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("tensor_parallel", [False, True])
+def test_skipping_line_has_all_reduces_of_its_clip(line, tensor_parallel):
+    """The gradients are computed. Half of the all-reduces are for overflow."""
+    names = ("data", "model") if tensor_parallel else ("data",)
+    kernel = P(*names)
+    of_clip, of_skip = LINES[line]
+
+    def count(wrap, **options):
+        clip = optclip.clip_by_global_norm(**{"max_norm": 1.0, **options})
+        tx = wrap(optax.chain(clip, optax.sgd(0.1, momentum=0.9)))
+
+        def step(tree):
+            scaled = jax.tree.map(lambda x: x / 2, tree)
+            return tx.update(scaled, tx.init(tree), tree)
+
+        mesh = meshes.mesh_of("2x4" if tensor_parallel else "8", "auto")
+        specs = {"embed": P("data"), "kernel": kernel, "scale": P()}
+        tree = {
+            key: jax.device_put(x, NamedSharding(mesh, specs[key]))
+            for key, x in {
+                "embed": np.ones((8, 2), np.float32),
+                "kernel": np.ones((8, 4), np.float32),
+                "scale": np.ones(2, np.float32),
+            }.items()
+        }
+        text = helpers.quick_jit(step).lower(tree).compile().as_text()
+        assert "all-gather" not in text
+        return text.count(" all-reduce(")
+
+    clip_alone = count(lambda tx: tx)
+    assert 0 < clip_alone <= 2 * len(names)
+    skipping = count(lambda tx: optclip.skip(tx, **of_skip), **of_clip)
+    assert skipping == clip_alone
 
 
 LIMITS = np.arange(8, dtype=np.float32) / 2

@@ -38,9 +38,9 @@ def all_placed(mesh, shapes):
     return jax.tree.map(lambda x: placed(mesh, x.shape, x.dtype), shapes)
 
 
-def lowered(mesh, shapes, clip):
+def lowered(mesh, shapes, clip, wrap=lambda tx: tx):
     """Lower a clipped AdamW step with donated state; `shapes` are the gradients'."""
-    tx = optax.chain(clip, optax.adamw(1e-3))
+    tx = wrap(optax.chain(clip, optax.adamw(1e-3)))
 
     def step(updates, state, params):
         updates, state = tx.update(updates, state, params)

@@ -111,10 +111,20 @@ def test_gpu_fsdp_step_adds_one_all_reduce(kind):
     shapes = [(50_176, 768), (100,), (768, 768), (768, 3072), (3072, 768)]
     tree = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     mesh = mesh_of_8(kind)
+    rule = optclip.thresholds.quantile(0.9, 100)
+    lines = {
+        "unclipped": (NONE,),
+        "clip": (GLOBAL,),
+        "skip": (GLOBAL, optclip.skip),
+        "learned": (
+            optclip.clip_by_global_norm(rule, record="leaves"),
+            lambda tx: optclip.skip(tx, max_norm=optclip.thresholds.scaled(rule, 3.0)),
+        ),
+    }
     numbers = [
-        all_reduces(ahead_of_time.lowered(mesh, tree, clip)) for clip in (NONE, GLOBAL)
+        all_reduces(ahead_of_time.lowered(mesh, tree, *line)) for line in lines.values()
     ]
-    assert numbers == [0, 1]
+    assert numbers == [0, 1, 1, 1]
 
 
 def test_gpu_data_parallel_step_adds_no_all_reduce():
