@@ -214,10 +214,13 @@ def _state_in(
     names = _packed_state.numbered(names_in(states))
     records = [(each, key) for each in states for key in each.state.clip_record]
     found = {x: y for x, y in zip(names, records, strict=True) if name in (None, x)}
+    is_name = name is None or (isinstance(name, str) and name)
+    _validate.require("name", name, is_name, "a non-empty string", error=TypeError)
+    wanted = "an optimizer state with a record of optclip"
+    advice = "Pass the state after one step of a transformation with record=True."
+    _validate.require("opt_state", opt_state, bool(names), wanted, advice)
     if not found:
-        wanted = f"the name of a record of `opt_state`, which has {names}"
-        advice = "Pass the state after one step of a transformation of optclip."
-        raise ValueError(_validate.must_be("name", wanted, name, advice))
+        raise ValueError(_validate.must_be("name", f"one of {names}", name))
     # Of several, the first that has the norms of leaves.
     detailed = [
         x for x, y in found.items() if isinstance(_detailed(_record(*y)), Mapping)

@@ -60,6 +60,8 @@ LABELS = {"a": "x", "b": "y"}
 HUGE = 10**400
 ADAM, CLIP = optax.scale_by_adam(), optclip.clip_by_value(1.0)
 STATE = optclip.clip_by_norm(1.0).init(TREE)
+STEPPED = optclip.clip_by_norm(1.0, record="leaves")
+STEPPED = STEPPED.update(TREE, STEPPED.init(TREE))[1]
 PROJECTIONS = {"query": jnp.ones((3, 4, 2)), "key": jnp.ones((3, 2, 2))}
 LAYERS = {"attn": optclip.Heads("query", "key")}
 LOGITS = {"attn": jnp.full(4, 200.0)}
@@ -156,6 +158,7 @@ CALLS = {
     "summary": ({"opt_state": STATE}, use),
     "explain": ({"losses": lambda w: w["a"], "params": TREE, "history": HISTORY}, use),
     "suggest": ({"norms": NORMS, "part": "a"}, use),
+    "check_norms": ({"opt_state": STEPPED, "grads": TREE}, use),
     "Heads": ({"query": "query", "key": "key"}, clip_heads),
     "find_heads": ({"params": PROJECTIONS, "query": "query", "key": "key"}, clip_heads),
     "clip_attention_logits": ({"max_logit": 100.0, "layers": LAYERS}, clip_logits),
@@ -282,6 +285,7 @@ ROUTED = [
         ([jnp.ones(2), jnp.ones(3)], V, "must have first axes of the same length"),
         "grads",
     ),
+    (({}, V, "`{p}` lacks ['a', 'b"), "check_norms.grads"),
     ((3, T, "A label in `groups` must be a string, or None"), "groups labels"),
     (([3], T, "`{p}` must be a list of dicts from optclip.metrics"), "history"),
     ((3, T, "`{p}` must be a function losses(params, *args)"), "losses"),

@@ -207,7 +207,7 @@ ERRORS = {
     "no record": (
         lambda: (optax.EmptyState(), GRADS),
         {},
-        "`name` must be .* has \\[\\]",
+        "`opt_state` must be an optimizer state with a record of optclip, got Empty",
     ),
     "unknown": (lambda: (after(clip()), GRADS), {"name": "x"}, "got 'x'"),
     "largest": (

@@ -528,6 +528,7 @@ OTHER_NAMES = {
     "clip_after": "test_wrappers.py",
     "clip_before": "test_wrappers.py",
     "carry_over": "test_carry_over.py",
+    "check_norms": "test_norm_check.py",
     "constrain": "test_constrain.py",
     "axes": "test_scopes.py",
     "by_path": "test_prefix.py",
