@@ -214,7 +214,7 @@ def _state_in(
     names = _packed_state.numbered(names_in(states))
     records = [(each, key) for each in states for key in each.state.clip_record]
     found = {x: y for x, y in zip(names, records, strict=True) if name in (None, x)}
-    is_name = name is None or (isinstance(name, str) and name)
+    is_name = name is None or (isinstance(name, str) and name != "")
     _validate.require("name", name, is_name, "a non-empty string", error=TypeError)
     wanted = "an optimizer state with a record of optclip"
     advice = "Pass the state after one step of a transformation with record=True."
