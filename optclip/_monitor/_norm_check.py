@@ -347,7 +347,7 @@ def _mistakes(
     # One norm alone has a common factor only if this is a number of devices.
     is_factor = len(wrong) > 1 or any(map(_is_square, (total, 1 / (total or 1))))
     if wrong and are_alike and is_factor and 0 < total < math.inf:
-        also = f" Or they are {causes[min(wrong)]}" if all(causes.values()) else ""
+        also = f" Or: {causes[min(wrong)]}" if all(causes.values()) else ""
         yield (
             f"All norms: {total:.4g}: the step measured gradients"
             f" {math.sqrt(total):.4g} times as large as these: a sum over devices, a"
