@@ -2,21 +2,29 @@
 
 The steps have spikes, zeros, NaN, inf and a shift of level. The tolerance is twice the
 largest deviation measured on any CPU. Rules of one norm are in tests/thresholds, methods
-with code of their authors in `test_official.py`.
+with code of their authors in `test_official.py`. Methods without a recipe are expressions
+on the page of methods, whose block runs here.
 """
 
 import dataclasses
+import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
 
 import optclip
 from optclip import recipes
-from tests.support import helpers, methods
+from tests.support import helpers, methods, rules
 from tests.support.steps import over_steps
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "methods.md"
+NAMED = {}
+exec(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[-1], NAMED)
 
 GRADIENTS = methods.GRADIENTS
 FINITE = [methods.sound(*tree.values()) for tree in GRADIENTS]
@@ -105,6 +113,29 @@ def spectra(step, tree):
     return {"w": methods.spectra(left.T, up * 8.0).T, "b": bias}
 
 
+def of_params(coefficient):
+    """Scale each leaf by a function of its norm and of its parameters' norm."""
+    sizes = {key: norm_of({key: x}) for key, x in WIDE.items()}
+    return each_step(
+        lambda _, tree: {
+            key: x * coefficient(norm_of({key: x}), sizes[key])
+            for key, x in tree.items()
+        }
+    )
+
+
+def global_adagc(gradients):
+    oracle = rules.AdaGC(1.04, 0.99, 100, 1.0)
+
+    def step(tree):
+        norm = norm_of(tree)
+        factor = np.minimum(1.0, oracle.step(np.array([norm])) / max(norm, 1e-30))
+        return {key: factor * x for key, x in tree.items()}
+
+    pairs = zip(gradients, FINITE, strict=True)
+    return [step(tree) if finite else None for tree, finite in pairs]
+
+
 @dataclasses.dataclass(frozen=True)
 class Method:
     """Hold a method, its oracle, and the fraction of steps that it must change."""
@@ -150,6 +181,18 @@ METHODS = {
         each_step(sclip),
     ),
     "auto_s": Method(recipes.auto_s(2.0, 0.5), each_step(auto_s)),
+    "global_adagc": Method(NAMED["global_adagc"], global_adagc),
+    "dreamerv3_agc": Method(
+        NAMED["dreamerv3_agc"],
+        of_params(lambda n, size: 1 / max(1.0, n / (0.3 * max(1e-3, size)))),
+    ),
+    "gradient_stabilizer": Method(
+        NAMED["gradient_stabilizer"], by_leaf(methods.GradientStabilizer, skips=False)
+    ),
+    "update_floor": Method(
+        optax.chain(optax.scale(0.1), NAMED["update_floor"]),
+        of_params(lambda n, size: max(0.1, 0.35 * size / n) if n else 0.1),
+    ),
 }  # fmt: skip
 
 
@@ -166,3 +209,26 @@ def test_method_follows_its_equations(name):
         pairs = [(wanted, GRADIENTS[i][key]) for key, wanted in expected[i].items()]
         changed.append(not all(np.allclose(a, b, rtol=1e-4) for a, b in pairs))
     assert 0.1 <= np.mean(changed) <= method.most
+
+
+def test_dp_psac_weights_examples_by_their_norms_as_its_paper():
+    """In the direction of an example its sum has `C / (n + r / (n + r))` per norm n."""
+    n = np.float64([1e-4, 0.02, 1.0, 300.0])
+    f = NAMED["dp_psac"](lambda w, x: w @ x, 2.0, 0.1)
+    sums, _ = f(np.zeros(4, np.float32), np.diag(n).astype(np.float32))
+    # The factor keeps the sum below its bound after rounding.
+    expected = 2.0 * n / (n + 0.1 / (n + 0.1)) * (1 - 2**-13)
+    np.testing.assert_allclose(sums, expected, rtol=1e-5)
+    assert f.sensitivity() == 2.0
+
+
+def test_clip21_memories_follow_its_equation_and_reach_gradients():
+    g = np.float32(np.random.default_rng(0).normal(size=(5, 7)) * 10)
+    h, expected = np.zeros_like(g), np.zeros(g.shape)
+    step = helpers.quick_jit(jax.vmap(lambda h, g: NAMED["clip21"](h, g, 4.0)))
+    for _ in range(12):
+        h, rest = step(h, g), g - expected
+        norms = np.linalg.norm(rest, axis=1, keepdims=True)
+        expected += rest * np.minimum(1.0, 4.0 / np.maximum(norms, 1e-30))
+        np.testing.assert_allclose(h, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(h, g, rtol=1e-5)

@@ -100,6 +100,21 @@ class OlmoRatio(Oracle):
 
 
 @dataclasses.dataclass
+class GradientStabilizer(Oracle):
+    """Huang et al. 2026, arXiv:2502.17055v3: g / |g| times m / (sqrt(v) + eps)."""
+
+    m: float = 0.0
+    v: float = 0.0
+
+    def take(self, g: np.ndarray) -> np.ndarray:
+        norm = float(np.sqrt(np.sum(g**2)))
+        self.m = 0.7 * self.m + 0.3 * norm
+        self.v = 0.9 * self.v + 0.1 * norm**2
+        mean, square = self.m / (1 - 0.7**self.steps), self.v / (1 - 0.9**self.steps)
+        return g / max(norm, 1e-30) * mean / (np.sqrt(square) + 1e-8)
+
+
+@dataclasses.dataclass
 class StableAdamW(Oracle):
     """Wortsman et al. 2023, arXiv:2304.13013, algorithm 2: the step over -lr."""
 
