@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from .._monitor import outliers, stands_out
+from .._monitor import listed, outliers, stands_out
 from ._explanation import named
-from ._findings import listed
 from ._recorded import LEAF, LOSS, NORM, STEP, Key, Numbers
 
 # Recomputed in another program, norms of four models differ by at most 7e-6 in float32,

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from .._monitor import wrapped
+
 
 class Slice(NamedTuple):
     """Hold the largest slice of a leaf.
@@ -219,7 +221,7 @@ class Explanation(NamedTuple):
             entries = getattr(self, title)
             texts = [_line(x.fraction, f"loss {x.loss:<8.3g} {x}") for x in entries]
             lines += [f"{title}:", *texts] if entries else []
-        return "\n".join(lines)
+        return wrapped("\n".join(lines))
 
 
 def _line(fraction: float, text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._monitor import listed
 from ._attribution import Method
 from ._explanation import Contribution, Leaf, Outlier, named, standing_out
 
@@ -92,8 +93,3 @@ def of_nonfinite(
         by = f", by {of}" if of else ""
         sentences.append(f"NaN or inf in the gradient of {names}{by}.")
     return sentences
-
-
-def listed(words: list[str]) -> str:
-    more = f" and {len(words) - 3} more" if len(words) > 3 else ""
-    return ", ".join(words[:3]) + more

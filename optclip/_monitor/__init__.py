@@ -9,7 +9,7 @@ from ._history import (
     key_of_rows,
     text_of,
 )
-from ._metrics import PROBE_FIELDS, Metric, metrics, metrics_of, percent, states_in
+from ._metrics import PROBE_FIELDS, Metric, metrics, metrics_of, states_in
 from ._outliers import outliers, stands_out
 from ._run import (
     Fields,
@@ -27,4 +27,5 @@ from ._run import (
     read,
 )
 from ._suggest import Suggestion, choice, suggest
-from ._summary import summary
+from ._summary import summarized, summary
+from ._text import listed, percent, wrapped

@@ -221,15 +221,6 @@ _WITH_FIELDS = (
 )
 
 
-def percent(fraction: float) -> str:
-    """Return whole percent; "0%" means none and "100%" all, despite rounding."""
-    rounded = f"{fraction:.0%}"
-    if rounded == "0%" and fraction > 0:
-        return "<1%"
-    # Rates are float32, so that a rate of 1 may be stored as the number below 1.
-    return ">99%" if rounded == "100%" and fraction < 1 - 1e-6 else rounded
-
-
 class Recorded(NamedTuple):
     """Hold a clipping state.
 

@@ -20,6 +20,7 @@ from .._scopes import LEAF, TREE, ScopeLike, as_scope
 from .._typing import ClipRecord, Mask, PyTree
 from . import _copies
 from ._metrics import Recorded, as_kind, names_in, read_field, states_in
+from ._text import listed, wrapped
 
 # Squared norms in float32 differ less, also of small leaves on a mesh of CPUs.
 _TOLERANCE = 1e-3
@@ -65,7 +66,7 @@ class NormCheck(NamedTuple):
         if self.others:
             others = ", ".join(map(repr, self.others))
             lines.append(f"Not checked, pass name=: {others}.")
-        return "\n".join([*lines, *self.questions[:3], _HIDDEN])
+        return wrapped("\n".join([*lines, *self.questions[:3], _HIDDEN]))
 
 
 def check_norms(
@@ -333,10 +334,9 @@ def _mistakes(
     unlike: list[str], ratios: dict[str, float], total: float, read: _Read
 ) -> Iterator[str]:
     if unlike:
-        more = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""
         yield (
-            f"Devices hold different values of {', '.join(unlike[:3])}{more}: a mean or"
-            " sum over devices is missing. The other findings are of the first device."
+            f"Devices hold different values of {listed(unlike)}: a mean or sum over"
+            " devices is missing. The other findings are of the first device."
         )
     leaves = {k: [read.leaves[x] for x in of] for k, (_, of) in read.norms.items()}
     wrong = {k: x for k, x in ratios.items() if not _is_right(x, leaves[k])}
@@ -360,10 +360,9 @@ def _mistakes(
     if others := [
         f"`{k or 'grads'}`: {wrong[k]:.4g}" for k, x in causes.items() if not x
     ]:
-        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         yield (
-            f"{', '.join(others[:3])}{more}: not the norm of these gradients or of"
-            " their shards. Pass those that entered the clipping in the recorded step."
+            f"{listed(others)}: not the norm of these gradients or of their shards."
+            " Pass those that entered the clipping in the recorded step."
             f"{_ADVICE if '' in wrong and len(read.leaves) > 1 else ''}"
         )
     if not wrong and not _is_right(total, read.leaves.values()):

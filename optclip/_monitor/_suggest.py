@@ -20,6 +20,7 @@ from ._run import (
     outer_skip,
     read,
 )
+from ._text import wrapped
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
 # A norm this many times the median may have made the run diverge.
@@ -66,7 +67,7 @@ class Suggestion(NamedTuple):
                 f"the largest norm of all is {self.largest:.2g}, over {_MANY} times the"
                 " median: if this run did not train, record one that does"
             )
-        return "\n".join(lines)
+        return wrapped("\n".join(lines))
 
 
 def suggest(

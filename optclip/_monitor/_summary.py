@@ -10,7 +10,7 @@ import numpy as np
 from .._arrays import _validate
 from .._typing import PyTree
 from ._history import history
-from ._metrics import PROBE_FIELDS, metrics, percent
+from ._metrics import PROBE_FIELDS, metrics
 from ._run import (
     Fields,
     at,
@@ -21,6 +21,7 @@ from ._run import (
     read,
     without_skipped,
 )
+from ._text import percent, wrapped
 from ._verdict import fractions_of, verdicts
 
 
@@ -49,15 +50,20 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
       norms, its norm, its name, and how often it was clipped or non-finite. "Up to"
       precedes the largest rate of several norms. The last lines, which begin with `->`,
       are the findings, the gravest first: steps that are not finite or skipped, the
-      loss, spikes, thresholds, rates. "No step yet" during training means that the loop
-      drops the new state. Index the state of an ensemble first:
-      `jax.tree.map(lambda x: x[0], state)`.
+      loss, spikes, thresholds, rates. All lines but rows of tables have at most 80
+      characters. "No step yet" during training means that the loop drops the new state.
+      Index the state of an ensemble first: `jax.tree.map(lambda x: x[0], state)`.
 
     Raises:
       TypeError: Called inside `jax.jit`, or `opt_state` is a list of metrics.
       ValueError: The state contains no record.
     """
-    most = _validate.length("most", most)
+    lines, findings = summarized(opt_state, _validate.length("most", most))
+    return wrapped("\n".join([*lines, *(f"-> {finding}" for finding in findings)]))
+
+
+def summarized(opt_state: PyTree, most: int = 10) -> tuple[list[str], list[str]]:
+    """Return the lines on the last step, and the findings."""
     steps = loss = None
     if isinstance(opt_state, Mapping) and np.ndim(opt_state.get("step", 0)) == 1:
         every, steps, loss = _rows(opt_state)
@@ -75,8 +81,7 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
         for name, fields in last.items()
         if PROBE_FIELDS[0] in fields
     ]
-    findings = verdicts({name: every[name] for name in clips}, steps, loss)
-    return "\n".join([*lines, *findings])
+    return lines, verdicts({name: every[name] for name in clips}, steps, loss)
 
 
 def _rows(

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._metrics import percent
 from ._outliers import Outliers, outliers, spans, start_of
 from ._run import Fields, at, has_run, is_rejected, only
+from ._text import percent
 
 # A fraction of clipped steps from which a verdict is given, if it shrinks the updates
 # to this fraction; and the fraction of the squared norm of one of so many leaves.
@@ -104,7 +104,7 @@ def verdicts(
     steps: np.ndarray | None,
     loss: np.ndarray | None = None,
 ) -> list[str]:
-    """Return a line for each finding in the metrics of one step or more, oldest first.
+    """Return a text for each finding in the metrics of one step or more, oldest first.
 
     Args:
       names: The transformations, with an array over the steps for each number.
@@ -121,7 +121,7 @@ def verdicts(
     ):  # fmt: skip
         for rows, text in findings(run):
             if not rows.any() or (rows & ~run.explained).any():
-                lines.append(f"-> {text}")
+                lines.append(text)
                 # An applied step has consequences in the next one.
                 run.explained[:] |= rows
                 run.explained[1:] |= (rows & ~run.skipped)[:-1]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._monitor import wrapped
 from ._entries import LogError, printable, read
 from ._log import log_of
 from ._page import page_of, require_matplotlib
@@ -72,7 +73,7 @@ def _report(options: argparse.Namespace, version: str) -> None:
     report = report_of(entries.path, log, options.rate, options.skip_first)
     if page:
         Path(page).write_text(page_of(report, version), encoding="utf-8")
-    _print(json_of(report, version) if options.json else text_of(report))
+    _print(json_of(report, version) if options.json else wrapped(text_of(report)))
     if page:
         print(f"wrote {page}", file=sys.stderr)
 

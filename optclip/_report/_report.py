@@ -15,7 +15,7 @@ from .._monitor import (
     has_run,
     percent,
     suggest,
-    summary,
+    summarized,
 )
 from .._plot import clip_in, steps_in
 from ._log import Log
@@ -87,9 +87,7 @@ class Report(NamedTuple):
 def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
     """Return the report on a run; `rate` and `skip_first` are passed to `suggest`."""
     steps = steps_in(log.columns).at
-    lines = summary({**log.columns, "step": steps}).splitlines()
-    verdict = [line[3:] for line in lines if line.startswith("-> ")]
-    about = [] if log.norm else [line for line in lines if line[:3] != "-> "]
+    about, verdict = summarized({**log.columns, "step": steps})
     norms, left = [], 0
     names = fields_by_name(log.columns)
     every = clips_in(names)
@@ -107,6 +105,7 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
         left += len(parts[MOST:])
     ends = _step(steps[0]), _step(steps[-1])
     restarts = int(np.sum(np.diff(steps) < 0))
+    about = [] if log.norm else about
     return Report(path, log, ends, restarts, about, verdict, norms, left)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import re
 from typing import Any
 
 import chex
@@ -25,6 +26,13 @@ FP8 = [
     "float8_e5m2fnuz",
 ]
 TINY = float(np.finfo(np.float32).tiny)
+
+
+def unwrapped(text):
+    """Return the lines of a text that the package wrapped, after a check of the width."""
+    lines = text.split("\n")
+    assert all(len(x) <= 80 or x.startswith(" ") for x in lines), text
+    return re.sub(r"\n   (?![ >\d]*%  )(?=\S)", " ", text).split("\n")
 
 
 @contextlib.contextmanager

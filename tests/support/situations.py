@@ -138,7 +138,7 @@ def _report(path):
 
 def _summary(source):
     """Return the findings of a summary."""
-    lines = optclip.summary(source).splitlines()
+    lines = helpers.unwrapped(optclip.summary(source))
     return [line.removeprefix("-> ") for line in lines if line.startswith("->")]
 
 
