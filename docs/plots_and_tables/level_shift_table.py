@@ -36,10 +36,6 @@ ROWS = {
         max_norm=INF
     ),
     "`zclip(max_norm=inf)`, `thresholds.zscore()`": recipes.zclip(max_norm=INF),
-    "`zclip()`": recipes.zclip(),
-    '`thresholds.zscore(mode="percentile")`': tree(
-        thresholds.zscore(mode="percentile")
-    ),
     "`thresholds.previous_norm()`": tree(thresholds.previous_norm()),
     "`olmo_skip(tx, use_loss=False)`": recipes.olmo_skip(
         optax.identity(), use_loss=False
