@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from optclip import per_example
 from tests.integration.stacks.page import OTHER_LIBRARIES
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
@@ -103,3 +104,33 @@ def test_successor_of_muon_follows_its_equations(name, shape):
         kernel = np.swapaxes(updates["kernel"], -1, -2)
         np.testing.assert_allclose(kernel, wanted, rtol=0, atol=5e-5)
         np.testing.assert_array_equal(updates["bias"], -tree["bias"])
+
+
+@pytest.mark.parametrize("c", [1e-3, 1.0, 30.0])
+def test_slack_of_slaclip_keeps_sensitivity_of_gradient(c):
+    """No gradient with its slack is longer than C; K = 50 as in jax_privacy's #343."""
+    slack_of = names_of("private_training.md", "slack_of")["slack_of"]
+    draw = np.random.default_rng(0)
+    norms = np.r_[
+        0, c, np.nextafter(c, 0), c * draw.uniform(0, 2, 2000), np.inf, np.nan
+    ]
+    grads = np.zeros((len(norms), 2), np.float32)
+    grads[:, 0] = norms
+    padding = draw.random(len(norms)) < 0.2
+
+    @jax.jit
+    @jax.vmap
+    def clipped(grad, is_padding):
+        return per_example.clipped_sum(grad[None], c, padding=is_padding[None])
+
+    sums, info = clipped(grads, padding)
+    slack, _ = slack_of(jax.tree.map(np.ravel, info), c)
+    both = np.concatenate([sums, slack], axis=1).astype(float)
+    assert np.max(np.linalg.norm(both, axis=1)) <= c
+    assert not np.any(both[padding | ~np.isfinite(norms)])
+    free = np.clip(1 - norms / c, 0, 1)
+    expected = np.clip(50 * free[:, None] - np.arange(50), 0, 1) * c / 50**0.5
+    counts = ~padding & np.isfinite(norms)
+    np.testing.assert_allclose(
+        slack[counts], expected[counts], rtol=1.3e-4, atol=c * 1e-5
+    )
