@@ -100,6 +100,23 @@ def test_flax_nnx_step_matches_numpy():
     np.testing.assert_allclose(logged["clip/norm"], by_hand.norm(grads), rtol=1e-5)
 
 
+@pytest.mark.parametrize("differentiated", ["Param", "LoRAParam"])
+def test_nnx_adapter_norm_excludes_frozen_weights(differentiated):
+    nnx = page.names("Flax NNX")["nnx"]
+    rngs, x, y = nnx.Rngs(0), jnp.ones((3, 4)), LARGE
+    model = nnx.LoRA(4, 2, 3, base_module=nnx.Linear(4, 3, rngs=rngs), rngs=rngs)
+    tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.sgd(0.1))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)
+    which = nnx.DiffState(0, getattr(nnx, differentiated))
+    grads = nnx.grad(lambda m: jnp.mean((m(x) - y) ** 2), argnums=which)(model)
+    before, frozen = nnx.as_pure(nnx.state(model, nnx.LoRAParam, ...))
+    optimizer.update(model, grads)
+    after, kept = nnx.as_pure(nnx.state(model, nnx.LoRAParam, ...))
+    adapter = nnx.as_pure(nnx.filter_state(grads, nnx.LoRAParam))
+    by_hand.check_sgd_step(before, after, adapter, 0.1)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, frozen, kept))
+
+
 def test_flax_linen_block_skips_bad_step():
     """The block prints that it skipped one step."""
     names = page.run("Flax Linen and the loss", page.run("Flax Linen"))
