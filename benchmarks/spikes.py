@@ -33,7 +33,6 @@ LOSS_FACTOR = 50.0
 WARMUP = 0.05  # fraction of all steps
 FLOOR = 0.05  # final learning rate over the peak
 SMOOTHING = 0.9
-INF = float("inf")
 
 
 class Plan(NamedTuple):
@@ -165,7 +164,7 @@ def methods() -> dict[str, Any]:
     plain, chain = optax.chain(adam, end), optax.chain
     clips = {f"global norm {c:g}": optclip.clip_by_global_norm(c) for c in THRESHOLDS}
     clips |= {each.__name__: each() for each in BEFORE}
-    clips |= {f"{each.__name__}, no ceiling": each(max_norm=INF) for each in CEILINGS}
+    clips |= {f"{each.__name__}, no ceiling": each(max_norm=None) for each in CEILINGS}
     return {
         "unclipped": plain,
         **{name: chain(clip, adam, end) for name, clip in clips.items()},

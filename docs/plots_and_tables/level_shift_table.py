@@ -17,7 +17,6 @@ import optclip
 from optclip import recipes, thresholds
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "choosing_a_threshold.md"
-INF = float("inf")
 SHIFT, END = 1000, 3000
 HUGE = 3e5
 
@@ -32,10 +31,10 @@ ROWS = {
     "`thresholds.quantile(0.9, window=100)`": tree(thresholds.quantile(0.9, 100)),
     "`mean_std_clip()`, `thresholds.mean_plus_std()`": recipes.mean_std_clip(),
     "`olmo_ratio()`": recipes.olmo_ratio(),
-    "`adagc(max_norm=inf)`, `thresholds.ema(max_norm=inf)`": recipes.adagc(
-        max_norm=INF
+    "`adagc(max_norm=None)`, `thresholds.ema(max_norm=None)`": recipes.adagc(
+        max_norm=None
     ),
-    "`zclip(max_norm=inf)`, `thresholds.zscore()`": recipes.zclip(max_norm=INF),
+    "`zclip(max_norm=None)`, `thresholds.zscore()`": recipes.zclip(max_norm=None),
     "`thresholds.previous_norm()`": tree(thresholds.previous_norm()),
     "`olmo_skip(tx, use_loss=False)`": recipes.olmo_skip(
         optax.identity(), use_loss=False

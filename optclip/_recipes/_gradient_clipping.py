@@ -127,7 +127,7 @@ def zclip(
     z: Number = 2.5,
     decay: Number = 0.97,
     warmup: int = 25,
-    max_norm: Number = 1.0,
+    max_norm: Number | None = 1.0,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Clip spikes of the global norm by z-score, and always at `max_norm` (ZClip).
@@ -137,7 +137,7 @@ def zclip(
 
     The default `max_norm` is a ceiling of 1 in units of the gradient norm. If the usual
     global norm exceeds 1, every step is clipped to 1, and SGD stalls. Pass
-    `max_norm=float("inf")` to remove the ceiling, which the paper does not have.
+    `max_norm=None` to remove the ceiling, which the paper does not have.
 
     Without the ceiling, one huge norm in the warm-up hides later spikes: a norm of 3e5
     before norms of about 1 hides spikes of 10 for 730 steps. After a lasting tenfold
@@ -145,7 +145,7 @@ def zclip(
 
     Example:
       >>> import jax.numpy as jnp, optclip
-      >>> tx = optclip.recipes.zclip(max_norm=float("inf"))
+      >>> tx = optclip.recipes.zclip(max_norm=None)
       >>> state = tx.init(jnp.zeros(1))
       >>> for norm in [1.0, 2.0] * 13 + [100.0]:
       ...     updates, state = tx.update(jnp.array([norm]), state)
@@ -156,7 +156,7 @@ def zclip(
       z: z-score above which a norm is a spike.
       decay: Decay of the running mean and variance, from 0 to 1.
       warmup: Number of first norms, whose mean and variance start the running ones.
-      max_norm: Maximum norm of every step, warm-up included; inf for no ceiling.
+      max_norm: Maximum norm of every step, warm-up included; None for no ceiling.
       options: Options of `clip_by`, except separate masks.
 
     Returns:
@@ -212,7 +212,7 @@ def adagc(
     ratio: Number = 1.05,
     decay: Number = 0.98,
     warmup: int = 100,
-    max_norm: Number = 1.0,
+    max_norm: Number | None = 1.0,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Clip each leaf to a multiple of its running average norm (AdaGC).
@@ -224,11 +224,11 @@ def adagc(
     The default `max_norm` is a ceiling of 1 in units of the gradient norm. Thresholds
     start at the norms clipped to it and grow by at most `(ratio - 1) * (1 - decay)` per
     step, 0.1%. If the usual global norm exceeds 1, nearly every step is clipped, and
-    SGD stalls. Pass `max_norm=float("inf")` to remove the ceiling.
+    SGD stalls. Pass `max_norm=None` to remove the ceiling.
 
     Example:
       >>> import jax.numpy as jnp, optclip
-      >>> tx = optclip.recipes.adagc(warmup=1, max_norm=float("inf"))
+      >>> tx = optclip.recipes.adagc(warmup=1, max_norm=None)
       >>> state = tx.init({"a": jnp.zeros(1), "b": jnp.zeros(1)})
       >>> for a, b in ((3.0, 4.0), (3.0, 400.0)):
       ...     grads = {"a": jnp.array([a]), "b": jnp.array([b])}
@@ -241,7 +241,7 @@ def adagc(
       decay: Decay of the running average, from 0 to 1.
       warmup: Number of first steps, clipped by global norm; a leaf's smallest clipped
         norm in them starts its average.
-      max_norm: Maximum global norm during the warm-up; inf clips nothing in it.
+      max_norm: Maximum global norm during the warm-up; None clips nothing in it.
       options: Options of `clip_by`, except separate masks.
 
     Returns:

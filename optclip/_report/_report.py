@@ -105,8 +105,9 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
         left += len(parts[MOST:])
     ends = _step(steps[0]), _step(steps[-1])
     restarts = int(np.sum(np.diff(steps) < 0))
-    about = [] if log.norm else about
-    return Report(path, log, ends, restarts, about, verdict, norms, left)
+    return Report(
+        path, log, ends, restarts, [] if log.norm else about, verdict, norms, left
+    )
 
 
 def _step(step: float) -> float:

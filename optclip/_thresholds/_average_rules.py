@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -122,7 +123,7 @@ def ema(
     ratio: NumberOrSchedule = 1.05,
     decay: Number = 0.98,
     warmup: int = 100,
-    max_norm: Number = 1.0,
+    max_norm: Number | None = 1.0,
     start: str = "first",
 ) -> Ema:
     """Clip to a multiple of the running average norm.
@@ -130,8 +131,8 @@ def ema(
     The threshold is `ratio * mean`; then `mean = decay * mean + (1 - decay) * norm`
     with the clipped norm. During the warm-up a common factor clips all norms to a total
     L2 norm of `max_norm`: by default 1, in units of the norm, from which the average
-    then grows by at most `(ratio - 1) * (1 - decay)` per step. Pass
-    `max_norm=float("inf")` if usual norms exceed 1.
+    then grows by at most `(ratio - 1) * (1 - decay)` per step. Pass `max_norm=None` if
+    usual norms exceed 1.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -150,7 +151,7 @@ def ema(
       ratio: Threshold as a multiple of the average: a number or an optax schedule.
       decay: Decay of the average, from 0 to 1.
       warmup: Number of warm-up steps, counted per norm.
-      max_norm: Maximum total norm during the warm-up; inf clips nothing.
+      max_norm: Maximum total norm during the warm-up; None clips nothing in it.
       start: Start of the average: `"first"`, the smallest norm of the warm-up, or
         without one the first norm; `"zero"`; or `"debiased"`, zero with Adam's bias
         correction.
@@ -175,8 +176,12 @@ def ema(
         _validate.forgets("decay", decay)
     return Ema(
         ratio, decay, _validate.length("warmup", warmup, least=0),
-        _validate.number("max_norm", max_norm), start,
+        _most(max_norm), start,
     )  # fmt: skip
+
+
+def _most(max_norm: Number | None) -> Number:
+    return math.inf if max_norm is None else _validate.number("max_norm", max_norm)
 
 
 _MODES = ("reciprocal", "mean", "percentile")
@@ -277,7 +282,7 @@ def zscore(
     decay: Number = 0.97,
     warmup: int = 25,
     mode: str = "reciprocal",
-    max_norm: Number = float("inf"),
+    max_norm: Number | None = None,
     eps: Number = 1e-6,
     skip_spikes: bool = False,
 ) -> Zscore:
@@ -304,7 +309,7 @@ def zscore(
       warmup: Number of first norms, whose mean and variance start the running ones.
       mode: Threshold of a spike: `"reciprocal"`, the formula above; `"mean"`; or
         `"percentile"`, `mean + z * std`, above which every norm is a spike.
-      max_norm: Maximum threshold, warm-up included.
+      max_norm: Maximum threshold, warm-up included. Default: None, no maximum.
       eps: Number added to the deviation in `s`.
       skip_spikes: Whether spikes leave mean and deviation unchanged.
 
@@ -312,7 +317,7 @@ def zscore(
       A rule with a memory of two floats and one count per norm.
 
     Edge cases:
-      - Warm-up, and constant norms (`std = 0`): the threshold is `max_norm`.
+      - Warm-up, and constant norms (`std = 0`): the threshold is `max_norm`, or inf.
       - In `skip`: the threshold is `mean + z * (std + eps)`, and never reads the norm.
       - Zero, NaN or inf norm: does not enter mean and variance, and does not count as a
         step of the warm-up.
@@ -330,7 +335,7 @@ def zscore(
     return Zscore(
         _validate.plain("z", z, above=True), _validate.fraction("decay", decay),
         _validate.length("warmup", warmup), _validate.choice("mode", mode, _MODES),
-        _validate.number("max_norm", max_norm), _validate.plain("eps", eps),
+        _most(max_norm), _validate.plain("eps", eps),
         _validate.flag("skip_spikes", skip_spikes),
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from tests.support.situations import (
 
 GLOBAL = optclip.clip_by_global_norm(1.0, record="leaves")
 WATCH = optclip.clip_by_global_norm(math.inf, record="leaves")
-ADAGC = optclip.recipes.adagc(max_norm=math.inf, record="leaves")
+ADAGC = optclip.recipes.adagc(max_norm=None, record="leaves")
 ADAM = optax.chain(optclip.clip_by_global_norm(1.0), optax.adam(1e-3))
 PRODUCTION = optclip.skip(
     ADAM, max_norm=thresholds.scaled(thresholds.quantile(0.5), 10.0)
@@ -94,7 +94,7 @@ HEALTHY = {
         noise(300) * along(ROW + 1, {1: 0.05, 120: 3, 300: 3}), along(ROW + 1, {1: 11, 120: 3.5, 300: 3}) * noise(300, 0.02)),
     "warm-up of the threshold": lambda: run(optclip.clip_by_global_norm(WARM_UP), 2 * STEADY),
     "key bias, leaves": lambda: run(ADAGC, KERNEL, attn_key=KEY_BIAS),
-    "key bias": lambda: run(optclip.recipes.adagc(max_norm=math.inf), KERNEL, attn_key=KEY_BIAS),
+    "key bias": lambda: run(optclip.recipes.adagc(max_norm=None), KERNEL, attn_key=KEY_BIAS),
     # Chaos-Economy.
     "GRPO losses around 0": lambda: log(0.3 * noise(50, 0.15), at(
         5e-5 * noise(50, 0.3), {(0, 9): [-0.108, 0.0105, 0.0258, -0.138, -0.162, 8e-6, -0.07, 0.016, -0.024], 40: -0.0323})),

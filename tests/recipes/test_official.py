@@ -164,7 +164,7 @@ NORMS = [
         for (name, x), least in zip(levanter.OPTIONS.items(), (1e-3, 0.1), strict=True)
     ),
     ("zclip", "default", recipes.zclip(eps=1e-6), 0.05),
-    ("zclip", "uncapped", recipes.zclip(max_norm=np.inf, eps=1e-6), 0.05),
+    ("zclip", "uncapped", recipes.zclip(max_norm=None, eps=1e-6), 0.05),
     *(
         ("zclip", name, optclip.clip_by_global_norm(rule, eps=1e-6), 0.05)
         for name, rule in {

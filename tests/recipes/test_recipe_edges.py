@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.sparse import BCOO
 
 import optclip
-from optclip import recipes
+from optclip import recipes, thresholds
 from tests.support import helpers
 from tests.support.steps import history
 
@@ -55,6 +55,11 @@ quick_spam = functools.partial(recipes.spam, optax.identity(), theta=4.0, b2=0.0
         # An eps is added to the norm: 1e-6, or as told.
         (recipes.olmo_ratio(2.0, 0.5), [1e-5, 8e-5], [1e-5, 8e-5 * 2 / 8.1], 1e-5),
         (recipes.olmo_ratio(2.0, 0.5, eps=0.0), [1e-5, 8e-5], [1e-5, 2e-5], 1e-5),
+        # Without a ceiling, the warm-up clips nothing.
+        (recipes.adagc(1.5, warmup=1, max_norm=None), [8, 80], [8, 12], 1e-6),
+        (recipes.zclip(max_norm=None), [8, 80], [8, 80], 0),
+        (optclip.clip_by_norm(thresholds.ema(max_norm=None)), [8, 80], [8, 80], 0),
+        (optclip.clip_by_norm(thresholds.zscore(max_norm=None)), [8], [8], 0),
     ],
 )
 def test_recipe_matches_hand_computed_values(tx, norms, expected, rtol):
