@@ -24,6 +24,7 @@ extensions = [
     "gather",
     "autodoc_fixes",
     "name_links",
+    "search_words",
     "source_links",
 ]
 templates_path = ["_templates"]
@@ -122,6 +123,7 @@ html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["scroll_hint.js"]
+html_search_scorer = str(HERE / "_ext" / "search_scorer.js")
 html_favicon = "_static/logo.svg"
 html_title = "optclip: gradient clipping for JAX"
 # The download button of a notebook leads to its copy.

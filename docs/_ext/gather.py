@@ -15,6 +15,11 @@ DOCS = pathlib.Path(__file__).resolve().parent.parent
 ROOT = DOCS.parent
 LINK = re.compile(r"\]\(([\w./-]+\.(?:md|ipynb|py|cff|png))(?=[#)])")
 PROMISES = "tests/README.md"
+# The sidebar shows these below the page, when it is open.
+BELOW = {
+    "CONTRIBUTING.md": ["promises", "changelog", "security"],
+    "notebooks/README.md": ["0*", "1*"],
+}
 EXAMPLE = """\
 ---
 orphan: true
@@ -39,7 +44,11 @@ def setup(app: Sphinx) -> dict[str, bool]:
     pages += ROOT.glob("notebooks/*.*")
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
-        copies[DOCS / place(name)] = follow(path.read_text(), name)
+        text = follow(path.read_text(), name)
+        if name in BELOW:
+            lines = ["```{toctree}", ":hidden:", ":glob:", *BELOW[name], "```"]
+            text += "\n" + "\n".join(lines) + "\n"
+        copies[DOCS / place(name)] = text
     for path in ROOT.glob("examples/*.py"):
         name = path.relative_to(ROOT).as_posix()
         copies[DOCS / place(name)] = EXAMPLE.format(name=path.stem)

