@@ -1,7 +1,8 @@
-"""Benchmark `compile`: seconds to trace, lower and compile, without a cache.
+"""Benchmark `compile`: CPU seconds to trace, lower and compile, without a cache.
 
-Each compilation runs in a process of its own, and contenders take turns. Lines of the
-optimized program do not depend on the load of the machine; tests limit them.
+Each compilation runs in a process of its own, and contenders take turns. CPU time
+depends less on other work of the machine than elapsed time. Lines of the optimized
+program do not depend on it; tests limit them.
 """
 
 import statistics
@@ -65,7 +66,7 @@ def rows(tiny: bool) -> Iterator[Row]:
 
 
 def _seconds_of(case: Case, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each contender in each round."""
+    """Return the CPU seconds of each contender in each round."""
     seconds: dict[str, list[float]] = {name: [] for name in CLIPS[case.clip]}
     for _ in range(rounds):
         for name, samples in seconds.items():
@@ -89,7 +90,7 @@ def lines(tx: Any, tree: str, options: dict[str, Any] | None = None) -> int:
 
 
 def seconds_to_compile(case: Case, name: str) -> float:
-    """Return the seconds to compile an update in this process, which must be new."""
+    """Return the CPU seconds to compile an update in this process, a new one."""
     jax.config.update("jax_enable_compilation_cache", False)
     tree = jax.tree.leaves(trees.typed(_shapes(case.tree), "float32"))
     tx = CLIPS[case.clip][name]()
@@ -97,9 +98,9 @@ def seconds_to_compile(case: Case, name: str) -> float:
     state = jax.eval_shape(tx.init, tree)
     # Excludes what JAX initializes at the first compilation.
     jax.jit(lambda x: x + 1).lower(tree[0]).compile()
-    start = time.perf_counter()
+    start = time.process_time()
     jax.jit(tx.update).lower(tree, state, tree).compile()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def _shapes(tree: str) -> Any:

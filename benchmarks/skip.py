@@ -1,6 +1,6 @@
-"""Benchmark `skip`: an AdamW step with skipping around clipping, as the README shows.
+"""Benchmark `skip`: an AdamW step with skipping around clipping.
 
-It is compared with the step of optax that skips, `apply_if_finite`. Gradients are
+The recommended line is the first of docs/production_runs.md. Skipping is compared with the step of optax that skips, `apply_if_finite`. Gradients are
 computed in the step, as in benchmark `step`, or are products that XLA may fuse, as
 after loss scaling.
 """
@@ -16,6 +16,7 @@ import optclip
 from benchmarks import clip, step, trees
 from benchmarks.stepping import Stepping, with_loss
 from benchmarks.timing import Row, race
+from optclip import thresholds
 
 
 def unscaled(params: Any, gradients: Any, factor: jax.Array) -> Any:
@@ -45,11 +46,14 @@ def rows(tiny: bool) -> Iterator[Row]:
 
 
 def optimizers(limit: float) -> dict[str, Any]:
-    def ours(**record: Any) -> Any:
-        clipping = optclip.clip_by_global_norm(limit, **record)
-        return optclip.skip(optax.chain(clipping, step.adamw()), **record)
+    def ours(**options: Any) -> Any:
+        clipping = optclip.clip_by_global_norm(
+            limit, record=options.get("record", True)
+        )
+        return optclip.skip(optax.chain(clipping, step.adamw()), **options)
 
     clipped = optclip.clip_by_global_norm(limit), step.adamw()
+    ten_medians = thresholds.scaled(thresholds.quantile(0.5, window=200), 10.0)
     by_optax = optax.chain(optax.clip_by_global_norm(limit), step.adamw())
     return {
         "unclipped": step.adamw(),
@@ -59,6 +63,9 @@ def optimizers(limit: float) -> dict[str, Any]:
         "optclip, skip, history": optclip.with_history(ours()),
         "optclip, skip, leaf norms, history": optclip.with_history(
             ours(record="leaves")
+        ),
+        "optclip, recommended line": optclip.with_history(
+            ours(record="leaves", max_norm=ten_medians), steps=1000
         ),
         "optax, apply_if_finite": optax.apply_if_finite(by_optax, 5),
     }
