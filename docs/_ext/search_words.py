@@ -35,7 +35,19 @@ ENTRIES = {
         "loggers": ["tensorboard", "wandb"],
         "clipping-in-keras-modelfit": ["model.fit"],
     },
-    "loss_spikes": {"": ["loss spikes", "spikes", "diverge", "instability"]},
+    "loss_spikes": {
+        "": ["loss spikes", "spikes", "diverge", "instability"],
+        "update-norm": ["update norm"],
+    },
+    "methods": {
+        "other-methods": [
+            "dreamerv3",
+            "gradientstabilizer",
+            "dp-psac",
+            "update floor",
+            "clip21",
+        ],
+    },
     "migrating": {
         "pytorch": ["clip_grad_norm_", "pytorch"],
         "tensorflow-and-keras": ["clipnorm", "tensorflow"],
@@ -47,7 +59,11 @@ ENTRIES = {
         "mixed-precision": ["bfloat16", "float16"],
     },
     "private_training": {"": ["dp-sgd", "differential privacy"]},
-    "production_runs": {"": ["rollback", "resume checkpoint", "checkpoint", "alerts"]},
+    "production_runs": {
+        "": ["checkpoint", "alerts"],
+        "resume-from-a-checkpoint": ["resume checkpoint"],
+        "rollback": ["rollback", "rewind"],
+    },
 }
 
 

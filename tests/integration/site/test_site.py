@@ -28,10 +28,12 @@ REPOSITORY = "https://github.com/example/optclip"
 
 # The queries of readers in trouble, and the section that the search puts first.
 FIRST = {
-    "rollback": "production_runs",
-    "resume checkpoint": "production_runs",
+    "rollback": "production_runs#rollback",
+    "resume checkpoint": "production_runs#resume-from-a-checkpoint",
     "loss spike": "loss_spikes",
     "diverge": "loss_spikes",
+    "update norm": "loss_spikes#update-norm",
+    "dreamerv3": "methods#other-methods",
     "nan": "nan_and_inf",
     "bfloat16": "nan_and_inf#mixed-precision",
     "learning rate": "faq#why-is-clip-rate-1",
