@@ -12,7 +12,7 @@ from jax.experimental import sparse
 
 import optclip
 from optclip import thresholds
-from tests.support import helpers, registry
+from tests.support import covering, helpers, registry
 
 CLIP = optclip.clip_by_global_norm(0.5)
 SGD = optax.sgd(1.0, momentum=0.9)
@@ -164,14 +164,26 @@ NORMS = {
     "global-norm-inf": "inf", "global-norm-3": 3.0, "spectral-norm": "spectral",
     "spectral-norm-by-iteration": "spectral",
 }  # fmt: skip
+# Recipes that measure the norm of the tree once, and rules of norms, of parameters and
+# with a memory of them. The others share no norm, or are given it as these are.
+SHARING = {
+    "acclip", "auto_s", "autoclip", "axlearn_skip", "mean_std_clip", "megatron_skip",
+    "olmo_skip", "zclip", "ema", "initial_norm", "relative_to_params",
+}  # fmt: skip
 MATCHED = {
     **{
         entry.id: entry.kwargs.get("over") or SCOPES[entry.scope]
         for entry in registry.ENTRIES
         if entry in registry.by_trait() or entry.id in NORMS
     },
-    **dict.fromkeys(registry.RECIPES, "tree"),
-    **registry.RULES,
+    **{
+        name: over
+        for name, over in {
+            **dict.fromkeys(registry.RECIPES, "tree"),
+            **registry.RULES,
+        }.items()
+        if covering.full or name.removeprefix("recipes.") in SHARING
+    },
     **dict.fromkeys(registry.WRAPPERS, "leaf"),
 }
 
