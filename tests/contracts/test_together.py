@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip.per_example import clipped_grad
-from tests.support import covering, helpers
+from tests.support import covering, helpers, oracles
 
 EXAMPLES, LIMIT, COTANGENT, RATE = 8, 0.3, 0.02, 0.1
 NORM, SPECTRAL, MAX_LOGIT, LOGITS = 0.05, 0.02, 1.0, (0.5, 4.0)
@@ -120,14 +120,6 @@ def float64_gradient(cotangent):
     return jax.jit(jax.vmap(jax.grad(own), (None, 0)))
 
 
-def size(tree):
-    return np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(tree)))
-
-
-def scaled(tree, limit):
-    return jax.tree.map(lambda x: x * min(1, limit / size(tree)), tree)
-
-
 def expected(method, cotangent, qk, matrix, skip, mask):
     """Return parameters after both steps, the norms, the last taken, and all clips."""
     p = jax.tree.map(np.float64, PARAMS)
@@ -138,13 +130,15 @@ def expected(method, cotangent, qk, matrix, skip, mask):
             grads = jax.tree.map(np.asarray, float64_gradient(cotangent)(*wide))
         of_each = [jax.tree.map(lambda x, i=i: x[i], grads) for i in range(EXAMPLES)]
         if method:
-            clipped |= {"example"} if max(map(size, of_each)) > LIMIT else set()
-            of_each = [scaled(g, LIMIT) for g in of_each]
+            clipped |= (
+                {"example"} if max(map(oracles.tree_norm, of_each)) > LIMIT else set()
+            )
+            of_each = [oracles.by_tree(g, LIMIT) for g in of_each]
         g = jax.tree.map(lambda *x: sum(x) / EXAMPLES, *of_each)
         seen = {k: x for k, x in g.items() if not mask or k != "b"}
-        norms.append(size(seen))
+        norms.append(oracles.tree_norm(seen))
         clipped |= {"tree"} if norms[-1] > NORM else set()
-        g |= scaled(seen, NORM)
+        g |= oracles.by_tree(seen, NORM)
         if matrix:
             u, s, v = np.linalg.svd(g["w"], full_matrices=False)
             s = s * min(1, SPECTRAL / s[0]) if matrix == "spectral" else s

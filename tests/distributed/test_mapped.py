@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax import P, lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip import _thresholds
@@ -24,7 +24,7 @@ from optclip.functional import (
     global_norm,
 )
 from tests.support import helpers
-from tests.support.mapped import NORM, SPECS, TREE, mapped, square_norm
+from tests.support.mapped import NORM, SPECS, TREE, mapped, mesh_of, square_norm
 
 FORMS = {
     "types": None,
@@ -270,3 +270,171 @@ def test_varying_type_of_older_jax_is_read(monkeypatch):
     for vma in (frozenset({"data"}), frozenset(), None):
         kind = types.SimpleNamespace(vma=vma)
         assert _axis_names.varying(kind) == (vma or frozenset())
+
+
+# Calls over mapped axes that cannot be correct raise, with advice.
+
+
+def by_device():
+    return lax.axis_index("model") + 1.0
+
+
+PASSED = optclip.clip_by_global_norm(1.0, use_norm="grad_norm")
+EMA = optclip.thresholds.ema()
+ROWS = optclip.clip_by(EMA, over=optclip.axes(-1), axis_name=SPECS)
+
+
+# No type distinguishes a whole leaf from a shard, so any norm could be wrong.
+UNTYPED = (
+    r"check_vma=False, array types do not specify .* Pass axis_name=\(\) if"
+    r" .*pmean\(grads, \('data', 'model'\)\)"
+)
+MAXIMUM = r"jnp.where\(jax.lax.psum\(.*, jnp.nan, jax.lax.pmax\(\w+, \('model',\)\)\)"
+VARIES = rf"varies over the mesh axes \('model',\).* {MAXIMUM}"
+REJECTED = {
+    "unknown axis": (
+        lambda tree: global_norm(tree, axis_name="dta"),
+        r"got 'dta' \(str\). The mesh axes mapped here are \('data', 'model'\)",
+    ),
+    "another tree": (
+        lambda tree: global_norm(tree, axis_name={"both": P("data"), "hole": P()}),
+        "`axis_name` must be a prefix of .* Missing: .*'whole'.* Unexpected: 'hole'",
+    ),
+    "long spec": (
+        lambda tree: clip_by_norm(tree, 1.0, axis_name=P("data", None, "model")),
+        "at most one entry per dimension of a leaf, got 3 in",
+    ),
+    "unconstrained spec": (
+        lambda tree: clip_by_norm(tree, 1.0, axis_name=P(P.UNCONSTRAINED)),
+        "UNCONSTRAINED, which does not specify",
+    ),
+    "undeclared slices": (
+        lambda tree: clip_by_norm(tree, 1.0, axis=0),
+        "does not specify the split dimension",
+    ),
+    "threshold of the tree": (
+        lambda tree: clip_by_global_norm(tree, by_device()),
+        VARIES,
+    ),
+    "threshold of leaves": (lambda tree: clip_by_norm(tree, by_device()), VARIES),
+    "threshold of elements": (
+        lambda tree: clip_by_value(tree, lower=-1.0, upper=by_device()),
+        VARIES,
+    ),
+    "eps": (
+        lambda tree: clip_by_global_norm(tree, 1.0, eps=by_device()),
+        rf"`eps` {VARIES}",
+    ),
+    "state of whole leaves": (
+        lambda tree: ROWS.update(tree, ROWS.init(TREE)),
+        "its own memory in the state, .* Call init inside the same shard_map",
+    ),
+    "norm of the user": (
+        lambda tree: PASSED.update(tree, PASSED.init(tree), grad_norm=by_device())[0],
+        rf"`grad_norm` {VARIES}",
+    ),
+}
+
+
+CALLS = {
+    "untyped": (mapped(global_norm, check_vma=False), UNTYPED),
+    "pmap": (jax.pmap(global_norm), "Inside pmap, or shard_map with"),
+} | {name: (mapped(function), words) for name, (function, words) in REJECTED.items()}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_mapped_call_ambiguous_over_devices_raises(case):
+    call, words = CALLS[case]
+    with pytest.raises(ValueError, match=words):
+        call({"both": TREE["both"][:, :1]} if case == "pmap" else TREE)
+
+
+def test_clip_unreduced_gradient_raises():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    x = np.ones((8, 4), np.float32)
+
+    def clip(x):
+        gradient = jnp.einsum("bi,bj->ij", x, x, out_sharding=P(unreduced={"data"}))
+        return clip_by_global_norm({"kernel": gradient}, 1.0)
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, NamedSharding(mesh, P("data")))
+        with pytest.raises(ValueError, match=r"'kernel' is unreduced .*'data'"):
+            jax.eval_shape(clip, x)
+
+
+# `shard_map` with other JAX features: partly manual, nested, vmap and grad.
+
+
+def only(axis):
+    """Reduce the specs to `axis`, for a map over only that axis."""
+    return {
+        key: P(*(name if name == axis else None for name in spec))
+        for key, spec in SPECS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("axis", "kind"), [("data", AxisType.Auto), ("model", AxisType.Explicit)], ids=str
+)
+def test_global_norm_partly_manual_mesh_spans_all_axes(axis, kind):
+    mesh, specs = mesh_of(kind), only(axis)
+    places = {key: NamedSharding(mesh, spec) for key, spec in SPECS.items()}
+    with jax.set_mesh(mesh):
+        step = jax.shard_map(
+            lambda tree: clip_by_global_norm(tree, 1.0),
+            in_specs=(specs,),
+            out_specs=(specs, P()),
+            axis_names={axis},
+        )
+        clipped, norm = helpers.quick_jit(step)(jax.device_put(TREE, places))
+    np.testing.assert_allclose(norm, NORM, rtol=1e-6)
+    for key, x in TREE.items():
+        np.testing.assert_allclose(clipped[key], x / NORM, rtol=1e-6)
+
+
+def test_global_norm_nested_maps_spans_both_axes():
+    inner = jax.shard_map(
+        global_norm, in_specs=(only("model"),), out_specs=P(), axis_names={"model"}
+    )
+    outer = jax.shard_map(
+        inner,
+        mesh=mesh_of(),
+        in_specs=(only("data"),),
+        out_specs=P(),
+        axis_names={"data"},
+    )
+    with jax.set_mesh(mesh_of()):
+        np.testing.assert_allclose(helpers.quick_jit(outer)(TREE), NORM, rtol=1e-6)
+
+
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason="jax 0.8.3 has no psum in such a vmap"
+)
+def test_global_norm_vmap_in_map_spans_devices_per_example():
+    def norms(tree):
+        scales = jnp.array([1.0, 2.0])
+        return jax.vmap(lambda s: global_norm(jax.tree.map(lambda x: s * x, tree)))(
+            scales
+        )
+
+    np.testing.assert_allclose(mapped(norms)(TREE), [NORM, 2 * NORM], rtol=1e-6)
+
+
+def test_clip_derivative_in_map_goes_through_whole_norm():
+    def gradients(total):
+        def loss(tree, ord):
+            clipped, norm = clip_by_global_norm(tree, 2.0, ord=ord)
+            cubes = {key: jnp.sum(x**3) for key, x in clipped.items()}
+            return norm + sum(total(key, cube) for key, cube in cubes.items())
+
+        return lambda tree: [jax.grad(loss)(tree, ord) for ord in (2, 3, np.inf)]
+
+    def over_devices(key, cube):
+        axes = {"both": ("data", "model"), "split": "data", "whole": ()}[key]
+        return jax.lax.psum(cube, axes) if axes else cube
+
+    found = mapped(gradients(over_devices), [SPECS] * 3)(TREE)
+    expected = helpers.quick_jit(gradients(lambda key, cube: cube))(TREE)
+    assert all(np.any(x) for x in jax.tree.leaves(expected))
+    chex.assert_trees_all_close(found, expected, rtol=2e-6, atol=1e-6)

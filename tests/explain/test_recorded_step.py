@@ -49,17 +49,22 @@ def flip(grads, bit):
     return grads | {"out": jnp.asarray(out)}
 
 
+@jax.jit
+def gradient(params, batch):
+    return jax.value_and_grad(lambda w: jnp.mean(losses(w, *batch)))(params)
+
+
+@functools.cache
+def compiled(tx):
+    return jax.jit(tx.update)
+
+
 def trained(tx, change=lambda grads, params: grads, dtype=jnp.float32, put=lambda x: x):
     """Return the parameters before each step, and the last state."""
     rng = np.random.default_rng(1)
     shapes = {"embed": (CHARACTERS, 32), "out": (32, CHARACTERS), "bias": CHARACTERS}
     params = {k: jnp.asarray(rng.normal(size=s), dtype) for k, s in shapes.items()}
-
-    @jax.jit
-    def gradient(params, batch):
-        return jax.value_and_grad(lambda w: jnp.mean(losses(w, *batch)))(params)
-
-    state, update, before = tx.init(params), jax.jit(tx.update), []
+    state, update, before = tx.init(params), compiled(tx), []
     for i in range(STEPS):
         before.append(params)
         value, grads = gradient(params, put(batch_of(i)))
@@ -69,6 +74,7 @@ def trained(tx, change=lambda grads, params: grads, dtype=jnp.float32, put=lambd
     return before, state
 
 
+@functools.cache
 def optimizer(record=True, max_norm=5.0):
     tx = optclip.skip(optax.adam(0.1), max_norm=max_norm, record=record)
     return optclip.with_history(tx, steps=STEPS - 5)

@@ -19,7 +19,7 @@ import pytest
 
 import optclip
 from optclip import recipes
-from tests.support import helpers, methods, rules
+from tests.support import helpers, methods, oracles, rules
 from tests.support.steps import over_steps
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "methods.md"
@@ -35,10 +35,6 @@ PARAMS = {
 WIDE = helpers.as_float64(PARAMS)
 # Of the updates, for the rounding of the largest number that U-Clip carries.
 PEAK = max(np.max(np.abs(x[np.isfinite(x)])) for g in GRADIENTS for x in g.values())
-
-
-def norm_of(tree):
-    return float(np.sqrt(sum(np.sum(x**2) for x in tree.values())))
 
 
 def outputs_of(tx, gradients):
@@ -94,7 +90,7 @@ def each_step(function):
 
 
 def auto_s(_, tree):
-    return {key: x * 2.0 / (norm_of(tree) + 0.5) for key, x in tree.items()}
+    return {key: x * 2.0 / (oracles.tree_norm(tree) + 0.5) for key, x in tree.items()}
 
 
 def sclip(step, tree):
@@ -115,10 +111,10 @@ def spectra(step, tree):
 
 def of_params(coefficient):
     """Scale each leaf by a function of its norm and of its parameters' norm."""
-    sizes = {key: norm_of({key: x}) for key, x in WIDE.items()}
+    sizes = {key: oracles.tree_norm({key: x}) for key, x in WIDE.items()}
     return each_step(
         lambda _, tree: {
-            key: x * coefficient(norm_of({key: x}), sizes[key])
+            key: x * coefficient(oracles.tree_norm({key: x}), sizes[key])
             for key, x in tree.items()
         }
     )
@@ -128,7 +124,7 @@ def global_adagc(gradients):
     oracle = rules.AdaGC(1.04, 0.99, 100, 1.0)
 
     def step(tree):
-        norm = norm_of(tree)
+        norm = oracles.tree_norm(tree)
         factor = np.minimum(1.0, oracle.step(np.array([norm])) / max(norm, 1e-30))
         return {key: factor * x for key, x in tree.items()}
 

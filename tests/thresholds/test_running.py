@@ -10,7 +10,7 @@ import pytest
 
 import optclip
 from optclip import _thresholds, thresholds
-from tests.support import covering, helpers, rules
+from tests.support import helpers, rules
 from tests.support.running_rules import (
     INF,
     gradient,
@@ -310,40 +310,6 @@ RULES = {
     "zscore": thresholds.zscore(1.5, 0.9, 2),
     "ema": thresholds.ema(1.5, 0.5, 1),
 }
-
-
-# One oracle per norm, except AdaGC, which takes all norms.
-ORACLES = {
-    "quantile": lambda: rules.AutoClip(0.5, 4),
-    "mean_plus_std": lambda: rules.Levanter(1.0, 4),
-    "zscore": lambda: rules.ZClip(1.5, 0.9, 2),
-}
-
-
-@pytest.mark.parametrize(
-    "rule", list(RULES) if covering.full else ["quantile", "zscore"]
-)
-def test_each_slice_and_each_leaf_learns_alone(rule):
-    """Each of six slices in two leaves, or of as many leaves, follows its paper."""
-    rng = np.random.default_rng(0)
-    shapes = (30, 3, 2), (30, 3, 4)
-    steps = [rng.lognormal(size=shape).astype(np.float32) for shape in shapes]
-    tx = optclip.clip_by(RULES[rule], over=optclip.axes(0))
-    slices, _ = over_steps(tx, steps)
-    tx = optclip.clip_by(RULES[rule], over="leaf", record="leaves")
-    leaves, metrics, _ = history(tx, [*np.moveaxis(np.dstack(steps), 2, 0)])
-    wide = np.float64(np.dstack(steps))
-    norms = np.linalg.norm(wide, axis=1)
-    if rule == "ema":
-        limits = [*map(rules.AdaGC(1.5, 0.5, 1, 1.0).step, norms)]
-    else:
-        limits = np.transpose([[*map(ORACLES[rule]().step, row)] for row in norms.T])
-    factors = np.minimum(1, limits / norms)
-    assert np.all(np.min(factors, axis=0) < 1)
-    for clipped in (np.dstack(slices), np.stack(leaves, axis=2)):
-        np.testing.assert_allclose(clipped, wide * factors[:, None], rtol=1e-5)
-    recorded = np.stack([metrics[f"clip/threshold/{i}"] for i in range(6)], axis=1)
-    np.testing.assert_allclose(recorded, limits, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -248,15 +248,3 @@ def test_equal_norms_of_any_size_are_never_clipped(name):
     exponents = np.maximum(exponents, -31) if name == "mean_plus_std" else exponents
     norms = np.broadcast_to(np.float32(10**exponents), (400, 20))
     assert np.all(each_limit(ABOVE_EQUAL_NORMS[name], norms) >= norms)
-
-
-def test_statistic_of_one_norm_is_that_norm():
-    alone, of = (
-        optclip.clip_by_norm(rule)
-        for rule in (T.quantile(0.5, 4), T.of("max", T.quantile(0.5, 4)))
-    )
-    rows = {"a": np.float32([[1], [5], [3]]), "b": np.float32([[2], [9], [4]])}
-    expected, _ = over_steps(alone, rows)
-    outs, _ = over_steps(of, rows)
-    helpers.assert_identical(outs, expected)
-    assert np.any(outs["a"] != rows["a"])
