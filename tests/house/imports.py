@@ -1,6 +1,7 @@
 """Read how the files and folders of the package import each other."""
 
 import ast
+import functools
 import pathlib
 from collections.abc import Iterator
 from importlib import util
@@ -17,6 +18,7 @@ def folder_of(path: pathlib.Path) -> str:
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
+@functools.cache
 def names(path: pathlib.Path) -> set[str]:
     """Return the full names that a file of the package imports."""
     package = ".".join([ROOT.name, *path.relative_to(ROOT).parent.parts])

@@ -100,8 +100,6 @@ def walk(tx, state):
     """Return the files that tracing one update runs, and the calls between them."""
     files, stack, crossings = set(), [], 0
     package = f"{PACKAGE}{os.sep}"
-    # Functions that were traced before would not be called again.
-    jax.clear_caches()
 
     def profile(frame, event, _):
         nonlocal crossings
@@ -121,7 +119,9 @@ def walk(tx, state):
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        jax.jit(tx.update).lower(TREE, state, TREE)
+        # JAX would not run functions again that it has traced for these types.
+        with jax.disable_jit():
+            jax.make_jaxpr(tx.update)(TREE, state, TREE)
     finally:
         sys.setprofile(before)
     return files, crossings

@@ -128,8 +128,14 @@ EACH = RULES | FRACTIONS | WARM | OF_TREES | {
 LAST = np.float32([1e-3, 0.0, 1.0, 1e6, np.nan, np.inf])
 
 
-@pytest.mark.parametrize("over", ["tree", "leaf"])
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [
+        (name, over)
+        for i, name in enumerate(EACH)
+        for over in covering.rotated(["leaf", "tree"], i)
+    ],
+)
 def test_threshold_of_skip_is_the_same_with_any_last_norm_and_loss(name, over):
     rule = EACH[name]
     limits = {"max_norm": rule} | ({} if name in OF_TREES else {"max_loss": rule})
