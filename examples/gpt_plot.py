@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 if TYPE_CHECKING:
     from train_gpt import Run
 
-COLORS = (plot_style.BASELINE, plot_style.ORANGE, plot_style.BLUE)
+COLORS = plot_style.BASELINE, plot_style.ORANGE, plot_style.YELLOW, plot_style.BLUE
 DECAY = 0.7  # For the running mean of the losses.
-HEADROOM = 0.45  # Space for the legend, as a fraction of the range of losses.
+HEADROOM = 0.7  # Space for the legend, as a fraction of the range of losses.
 
 
 def draw(runs: Mapping[str, Run], corrupted: np.ndarray) -> Figure:
@@ -43,12 +43,14 @@ def draw_losses(axes: Axes, runs: Mapping[str, Run], corrupted: np.ndarray) -> N
         # NaN interrupts the lines where batches are corrupted.
         mean = np.full(len(steps), np.nan)
         mean[intact] = running_mean(run.losses[:, intact].mean(axis=0))
-        axes.plot(steps, mean, color=color, label=name)
+        # The line of `optclip.skip` nearly coincides with this one.
+        wide = 3.5 if color == plot_style.YELLOW else None
+        axes.plot(steps, mean, color=color, label=name, lw=wide)
         means.append(mean)
     # The first losses are those of an untrained network.
     lowest, highest = np.nanmin(means), np.nanmax(np.array(means)[:, len(steps) // 8 :])
     axes.set_ylim(lowest - 0.25, highest + HEADROOM * (highest - lowest))
-    shade(axes, corrupted, top=0.7)
+    shade(axes, corrupted, top=0.62)
     axes.text(
         np.flatnonzero(corrupted)[0] - 0.01 * len(steps), lowest - 0.2, "shaded:\ncorrupted batches",
         ha="right", fontsize=plot_style.SMALL, color=plot_style.REMARK,

@@ -34,7 +34,7 @@ PARTS = {
     "08_attention_and_singular_values": (0, (0.774, 0.19, 0.975, 0.70)),
     "09_private_training": (0, (0.25, 0.09, 0.648, 0.83)),
     "10_black_box": (0, (0.20, 0.10, 0.45, 0.835)),
-    "train_gpt": ("gpt", (0.125, 0.16, 0.96, 0.447)),
+    "train_gpt": ("gpt", (0.125, 0.2, 0.96, 0.445)),
     "train_char_rnn": ("char_rnn", (0.33, 0.035, 0.99, 0.425)),
     "train_backward": ("backward", (0.28, 0.07, 0.99, 0.295)),
     "train_muon": ("muon_qk_clip", (0.345, 0.05, 0.985, 0.395)),
