@@ -17,7 +17,13 @@ LINK = re.compile(r"\]\(([\w./-]+\.(?:md|ipynb|py|cff|png))(?=[#)])")
 PROMISES = "tests/README.md"
 # The sidebar shows these below the page, when it is open.
 BELOW = {
-    "CONTRIBUTING.md": ["promises", "changelog", "security"],
+    "CONTRIBUTING.md": [
+        "promises",
+        "changelog",
+        "agents",
+        "code_of_conduct",
+        "security",
+    ],
     "notebooks/README.md": ["0*", "1*"],
 }
 EXAMPLE = """\
@@ -39,7 +45,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Copy, and follow links in pages."""
     copies = {}
     # The README repeats the landing page and the quickstart.
-    top = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", PROMISES)
+    names = ["AGENTS", "CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "SECURITY"]
+    top = [*(f"{name}.md" for name in names), PROMISES]
     pages = [ROOT / name for name in top]
     pages += ROOT.glob("notebooks/*.*")
     for path in pages:

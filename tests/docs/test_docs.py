@@ -54,7 +54,7 @@ def test_methods_page_has_a_row_for_every_recipe():
 
 
 @pytest.mark.parametrize(
-    "page", ["../README.md", *sorted(p.name for p in DOCS.glob("*.md"))]
+    "page", ["../README.md", "../AGENTS.md", *sorted(p.name for p in DOCS.glob("*.md"))]
 )
 def test_page_links_lead_to_files(page):
     text = (DOCS / page).read_text()

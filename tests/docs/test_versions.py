@@ -16,6 +16,7 @@ def test_version_is_the_same_everywhere():
     assert optclip.__version__ == version
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [version]
+    assert f"version = {{{version}}}" in (ROOT / "CITATION.bib").read_text()
     headings = re.findall(
         r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )

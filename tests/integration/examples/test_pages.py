@@ -19,7 +19,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", ["../README.md", *PAGES])
+@pytest.mark.parametrize("page", ["../README.md", "../AGENTS.md", *PAGES])
 def test_page_code_prints_its_comments(page, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     assert blocks

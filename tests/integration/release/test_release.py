@@ -84,7 +84,7 @@ def test_sdist_contains_tests_and_tools(built):
     with tarfile.open(sdist) as file:
         names = {name.removeprefix(start) for name in file.getnames()}
     needed = {
-        "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md",
+        "AGENTS.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md",
         "SECURITY.md", "run.py", "noxfile.py", "hatch_build.py", "pyproject.toml", ".ci/run",
         ".github/workflows/jax.yml", "tests/conftest.py", "docs/methods.md",
         "benchmarks/results/cpu.json",
