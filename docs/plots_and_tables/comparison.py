@@ -23,7 +23,6 @@ import optax
 from jax import P
 
 import optclip
-from optclip import functional as F
 
 PATH = pathlib.Path(__file__).resolve().parents[1] / "migrating.md"
 MARKED = re.compile(
@@ -31,24 +30,6 @@ MARKED = re.compile(
 )
 X = np.float32([3, 4])
 Side = Callable[[Any], Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class FractionOfParams:
-    """Bound the norm of a unit's update by a fraction of the norm of its weights."""
-
-    fraction: float
-    floor: float = 1e-3
-
-    def init(self, norm):
-        return ()
-
-    def update(self, seen, memory):
-        norms = seen.measure(seen.params)
-        limit = jax.tree.map(
-            lambda n: self.fraction * jnp.maximum(n, self.floor), norms
-        )
-        return limit, memory
 
 
 def eager(function):
@@ -84,16 +65,6 @@ def of(factory: Callable[[Any], Any], limit: Any, updates: Any) -> Side:
 def globally(limit, updates):
     clips = optax.clip_by_global_norm, optclip.clip_by_global_norm
     return tuple(of(factory, limit, updates) for factory in clips)
-
-
-def adaptively(updates, params):
-    """Clip vectors to a fraction of 0.1 of the norm of their parameters."""
-
-    def ours():
-        return optclip.clip_by(FractionOfParams(0.1), over=optclip.axes(0))
-
-    theirs = clip(lambda: optax.adaptive_grad_clip(0.1), updates, params)
-    return theirs, clip(ours, updates, params)
 
 
 def injected(limit, params, steps=1) -> tuple[Side, Side]:
@@ -152,25 +123,6 @@ def in_shard_map(make) -> Side:
         return jax.jit(step)(10 * jnp.arange(1.0, 9.0))
 
     return side
-
-
-def in_explicit_mesh(sides: tuple[Side, Side]) -> list[Side]:
-    """Shard updates and parameters over eight devices along the reduced axis."""
-
-    def split(side):
-        def other(run):
-            mesh = jax.make_mesh((8,), ("x",))
-            place = jax.NamedSharding(mesh, P("x"))
-
-            def placed(step):
-                return lambda *trees: run(step)(*jax.device_put(trees, place))
-
-            with jax.set_mesh(mesh):
-                return side(placed)
-
-        return other
-
-    return [split(side) for side in sides]
 
 
 def scanned(make, read) -> Side:
@@ -244,26 +196,10 @@ class Row:
 
 BF16, INF = jnp.bfloat16, np.inf
 HALF, BRAIN = np.float16([300, 400]), X.astype(BF16)
-WEIGHTS = np.float32([6, 8])
 BAD = [np.float32([INF, 4]), np.float32([3])]
 NORMAL = np.random.default_rng(0).normal(size=(200, 1000)).astype(np.float32)
-EXAMPLES = np.float32([[3, 4], [INF, 0], [0, 0.5]])
 
 GLOBAL, OURS = optax.clip_by_global_norm, optclip.clip_by_global_norm
-
-
-def per_example(run):
-    def one(grads):
-        return F.clip_by_global_norm(grads, 1.0, nonfinite="zero")[0]
-
-    return run(lambda batch: jnp.sum(jax.vmap(one)(batch), 0))(jnp.asarray(EXAMPLES))
-
-
-def optax_per_example(run):
-    def total(batch):
-        return optax.per_example_global_norm_clip([batch], 1.0)[0][0]
-
-    return run(total)(jnp.asarray(EXAMPLES))
 
 
 # fmt: off
@@ -279,8 +215,6 @@ ROWS = [
         slope(lambda: GLOBAL(1.0)), slope(lambda: OURS(1.0))),
     Row("`clip_by_global_norm(1)` in `jax.shard_map` on an Auto mesh, one of `[10, 20, .., 80]` on each of 8 devices",
         in_shard_map(lambda: GLOBAL(1.0)), in_shard_map(lambda: OURS(1.0)), show=norm),
-    Row("`adaptive_grad_clip(0.1)`, Explicit mesh, `[3, 4, 0, .., 0]` and parameters `[6, 8, 0, .., 0]` split over 8 devices",
-        *in_explicit_mesh(adaptively(np.pad(X, (0, 6)), np.pad(WEIGHTS, (0, 6)))), show=norm),
     Row("`clip_by_global_norm(1)`, leaves float32 `[3, 4]` and int32 `[7]`", *globally(1.0, [X, np.int32([7])])),
     Row("`clip_by_global_norm(constant_schedule(1))`, `[3, 4]`", *globally(optax.constant_schedule(1.0), X)),
     Row("the norm of `[3, 4]` times 1, 2, 3, kept in the state in `jax.lax.scan` (`optax.monitor`, `optclip.metrics`)",
@@ -288,8 +222,6 @@ ROWS = [
         scanned(lambda: OURS(1.0), lambda s: optclip.metrics(s)["clip/norm"])),
     Row("`clip_by_global_norm(1)`, 200 float32 vectors of 1000 normal numbers: norms after, in float64",
         above_the_bound(lambda: GLOBAL(1.0), NORMAL), above_the_bound(lambda: OURS(1.0, strict=True), NORMAL), show=above_one, note="with `strict=True`"),
-    Row("`per_example_global_norm_clip(1)`, examples `[3, 4]`, `[inf, 0]`, `[0, 0.5]`: the sum",
-        optax_per_example, per_example, note="`functional` under `jax.vmap`, `nonfinite=\"zero\"`"),
 ]
 # fmt: on
 

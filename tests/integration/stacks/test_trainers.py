@@ -43,6 +43,16 @@ def test_maxtext_line_keeps_moments_at_position_zero():
     np.testing.assert_allclose(norm, by_hand.norm(GRADS), rtol=1e-6)
 
 
+def test_maxtext_engine_line_computes_one_norm_in_float32():
+    """The call of `_update_kernel`, whose gradients are averages in bfloat16."""
+    draws = np.random.default_rng(0).normal(size=(200, 1000))
+    grads = [jax.numpy.bfloat16(each) for each in draws]
+    names = {"grads": grads, "threshold": 1.0}
+    clipped, norm = transformation("MaxText, training engine", **names)
+    np.testing.assert_allclose(norm, by_hand.norm(grads), rtol=1e-6)
+    np.testing.assert_allclose(by_hand.norm(clipped), 1.0, rtol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, None])
 def test_axlearn_line_describes_state(dtype):
     def with_partition_fn(base, partition):
