@@ -119,6 +119,7 @@ HEALTHY = {
     "heavy tail": lambda: log(1 + np.random.default_rng(0).pareto(2.5, 1000)),
     "wide spread": lambda: log(noise(1000, 1.0)),
     "bfloat16": lambda: log(np.round(0.25 * noise(300, 0.02), 2), np.round(LOSS, 1)),
+    "learned threshold after a change of level": lambda: run(LEARNING, np.where(ROW < 150, 1, 8) * STEADY),
     "threshold is never reached": lambda: run(optclip.clip_by_global_norm(99.0), STEADY),
     # Norms under Muon, Megatron-LM pull request 5395; each update has the length 1.
     "orthogonalized updates": lambda: run(MUON, 4e7 * noise(150)),
@@ -241,6 +242,7 @@ BROKEN = {
     "stuck": (lambda: run(FIXED, np.where(ROW < 150, 1.6, 2.2) * noise(300, 0.02)), r"last 150 steps were skipped.*above 2.*max_norm="),
     "stuck at a high level": (lambda: run(FIXED, np.where(ROW < 150, 1.0, 50.0) * noise(300, 0.1)), r"last 150 steps were skipped.*above 2.*max_norm="),
     "threshold follows a spike": (lambda: run(LEARNING, ONE_SPIKE), r"\b30\b.* step 150", "threshold rose"),
+    "threshold of skip follows a spike": (lambda: run(optclip.skip(ADAM, max_norm=thresholds.mean_plus_std(3.0, window=20)), ONE_SPIKE), r"\b30\b.* step 150", "skipped 2 of 300", "Use max_norm="),
     "rule has stopped": (lambda: run(LEARNING, at(STEADY, {(50, 300): 0})), "stopped learning|0 since step 50"),
     "clipped in each step": (lambda: run(optclip.clip_by_global_norm(0.05), noise(150)), r"clipped in 100% of 150 steps"),
     "skipped too often": (lambda: run(FIXED, np.where(RANDOM < 0.3, 3.0, 1.0)), r"skipped (2|3)\d% of 300"),
