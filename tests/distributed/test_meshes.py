@@ -140,8 +140,14 @@ ELEMENTS = optclip.clip_by_value(thresholds.moment(decay=0.5))
 ROWS = optclip.clip_by(thresholds.quantile(0.5, 3), over=optclip.axes(-1))
 
 
-@pytest.mark.parametrize("where", ["eager", "eager on auto", "in a mesh", "traced"])
-@pytest.mark.parametrize("tx", [ELEMENTS, ROWS], ids=["elements", "rows"])
+@pytest.mark.parametrize(
+    ("where", "tx"),
+    [
+        (where, tx)
+        for i, where in enumerate(["eager", "eager on auto", "in a mesh", "traced"])
+        for tx in covering.rotated([ELEMENTS, ROWS], i)
+    ],
+)
 def test_rule_memory_is_sharded_like_its_norms(tx, where):
     """From `init` on, unless that is traced outside a mesh."""
     mesh = meshes.mesh_of("2x4", "auto" if where == "eager on auto" else "explicit")

@@ -54,20 +54,6 @@ def test_functions_return_norms_that_may_span_several_leaves():
     assert returned == {"clip_by", "clip_by_global_norm", "clip_by_group_norm"}
 
 
-@pytest.mark.parametrize(
-    "norm", [7.0, jnp.float32(7), np.float64(7), 7, jnp.bfloat16(7), 0.0, 1.5]
-)
-def test_global_norm_clipping_uses_passed_norm(norm):
-    tree = helpers.gradients()
-    found, returned = F.clip_by_global_norm(tree, 2.0, use_norm=norm)
-    assert returned == norm
-    if norm < 2:
-        helpers.assert_identical(found, tree)
-    else:
-        expected = jax.tree.map(lambda x: np.asarray(x) * (2 / 7), tree)
-        helpers.assert_close(found, expected, 2)
-
-
 @pytest.mark.parametrize("number", [2**40, np.int64(2**40)])
 def test_integer_beyond_32_bits_equals_float(number):
     """JAX rejects such an int, and wraps one of NumPy."""

@@ -275,7 +275,7 @@ FAULTS = [
         "_recipes/_optimizers.py",
         "last = learning_rate(jnp.asarray(warmup, step.dtype))",
         "last = learning_rate(jnp.asarray(warmup + 1, step.dtype))",
-        "recipes/test_recipe_edges.py",
+        "recipes/test_recipes.py",
     ),
     Fault(
         "_recipes/_gradient_clipping.py",
