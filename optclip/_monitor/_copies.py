@@ -1,4 +1,4 @@
-"""Read arrays shard by shard: sums of squares, fingerprints, whether copies differ."""
+"""Read arrays shard by shard: norms, fingerprints, and whether copies differ."""
 
 from __future__ import annotations
 
@@ -46,30 +46,40 @@ def compare(
     return copies, list(itertools.compress(arrays, are_unlike))
 
 
-def sums(arrays: Sequence[Any], copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return sums of squares, and fingerprints of the numbers in any order.
+def norms(arrays: Sequence[Any], copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return L2 norms, and fingerprints of the numbers in any order.
 
     Args:
       arrays: The arrays of `compare`.
       copies: The number of the copy to read.
     """
-    squares, fingerprints = np.zeros(len(arrays)), np.zeros(len(arrays), np.uint64)
+    norms, fingerprints = np.zeros(len(arrays)), np.zeros(len(arrays), np.uint64)
     for i, x in enumerate(arrays):
         for numbers in _numbers(x, copies[i]):
-            squares[i] += np.dot(numbers, numbers)
+            norms[i] = math.hypot(norms[i], _norm(numbers))
             bits = numbers.view(np.uint64) * _MIXER
             fingerprints[i] += np.sum((bits ^ bits >> 32) * _MIXER >> 32)
-    return _of_processes(squares).sum(0), _of_processes(fingerprints).sum(0)
+    fingerprints = _of_processes(fingerprints).sum(0)
+    return np.hypot.reduce(_of_processes(norms)), fingerprints
 
 
 def by_device(x: jax.Array, devices: np.ndarray) -> np.ndarray:
-    """Return the sum of squares of the shard on each of these devices."""
+    """Return the L2 norm of the shard on each of these devices."""
     place = {device: i for i, device in enumerate(devices.flat)}
-    squares = np.zeros(devices.size)
+    norms = np.zeros(devices.size)
     for shard in x.addressable_shards:
         parts = _in_float64(np.asarray(shard.data))
-        squares[place[shard.device]] = sum(np.sum(part * part) for part in parts)
-    return _of_processes(squares).sum(0).reshape(devices.shape)
+        norms[place[shard.device]] = math.hypot(*map(_norm, parts))
+    return np.hypot.reduce(_of_processes(norms)).reshape(devices.shape)
+
+
+def _norm(numbers: np.ndarray) -> float:
+    """Return the L2 norm; squares of numbers above 1e154 would overflow."""
+    peak = float(np.max(np.abs(numbers), initial=0.0))
+    if not 0 < peak < math.inf:
+        return peak
+    fractions = numbers / peak
+    return peak * math.sqrt(np.dot(fractions, fractions))
 
 
 def first(x: Any) -> float:

@@ -150,7 +150,7 @@ def test_averaged_norms_of_experts_are_found():
     expected = 1 - whole["experts"] / 2 / sum(whole.values())
     np.testing.assert_allclose([check.total, check.ratios[""]], expected, rtol=1e-6)
     assert not check.ok
-    assert 'record="leaves" shows in which leaf' in str(check)
+    assert 'record="leaves" shows in which leaf' in check.findings[0]
 
 
 def test_stages_with_states_of_their_own():

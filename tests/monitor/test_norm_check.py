@@ -133,12 +133,22 @@ def test_leaves_that_are_zero_or_not_finite_on_one_side_are_found(before, now):
     assert f"`a`: {check.total}: {words}" in str(check).replace("`a`: 0:", "`a`: 0.0:")
 
 
-@pytest.mark.parametrize("size", [1e-17, 1e-19, 1e-25, 1e-40, 1e30])
+@pytest.mark.parametrize("size", [1e-17, 1e-19, 1e-25, 1e-40, 1e30, 1e200])
 @pytest.mark.parametrize("number", [0, 1, 1000])
 def test_leaves_of_extreme_size_are_no_mistake(size, number):
-    """Squares of elements below 2**-60 are lost in float32."""
-    grads = {"a": np.full(number, size, np.float32), "b": np.ones(2, np.float32)}
-    assert optclip.check_norms(after(clip(), grads), grads).ok
+    """Squares of elements below 2**-60 are lost in float32, and above 1e154 anywhere."""
+    dtype = np.float64 if size > 1e38 else np.float32
+    grads = {"a": np.full(number, size, dtype), "b": np.ones(2, dtype)}
+    with jax.enable_x64(dtype == np.float64):
+        assert optclip.check_norms(after(clip(), grads), grads).ok
+
+
+def test_half_of_a_leaf_that_is_missing_is_named():
+    grads = {"a": np.ones(4), "b": np.ones(2)}
+    check = optclip.check_norms(after(clip(), {**grads, "a": np.ones(2)}), grads)
+    assert check.findings == [
+        "`a`: 0.5: half of it is missing. Pass axis_name=specs, () for whole arrays."
+    ]
 
 
 def test_leaves_that_are_measured_before_they_are_rounded_are_no_mistake():
