@@ -22,17 +22,14 @@ from .._arrays import (
 )
 from .._arrays._types import Number
 from .._norms import Block, declared_of
+from .._thresholds import of_ranks
 
-# Function of the norms of a leaf and of the mapped axes that split them.
-Reference = Callable[[jax.Array, _axis_names.Axes], jax.Array]
+# Function of the norms of a leaf, with 0 for those that are excluded.
+Reference = Callable[[jax.Array], Any]
 
 
 def reference_of(relative: Any) -> Reference | None:
     """Return the function that a `relative` argument specifies."""
-    if relative is None:
-        return None
-    if callable(relative):
-        return _of_all(relative)
     if isinstance(relative, str) and relative == "median":
         return _median
     wanted = "'median', a function of the norms, or None"
@@ -40,7 +37,9 @@ def reference_of(relative: Any) -> Reference | None:
         "For another statistic, pass a function, such as"
         " `lambda n: jnp.quantile(n, 0.9)`."
     )
-    raise TypeError(_validate.must_be("relative", wanted, relative, advice))
+    if relative is not None and not callable(relative):
+        raise TypeError(_validate.must_be("relative", wanted, relative, advice))
+    return relative
 
 
 def multiple(
@@ -48,7 +47,7 @@ def multiple(
 ) -> Number:
     """Return `factor` times the reference, or inf if `factor` is inf."""
     _validate.broadcasts("max_norm", jnp.shape(factor), norms.shape)
-    base = _numerics.broadcast_like(reference(norms, _axes_of(norms, block)), norms)
+    base = _numerics.broadcast_like(_base(reference, norms, block), norms)
     factor = _numerics.broadcast_like(jnp.asarray(factor).astype(norms.dtype), norms)
     largest = jnp.asarray(jnp.finfo(norms.dtype).max, norms.dtype)
     # A finite factor must give a finite threshold, because inf would clip nothing.
@@ -77,38 +76,25 @@ def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
     return _axis_names.split_axes(norm, declared_of(block).axis_name)
 
 
-def _median(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
-    everywhere = _gathered(norms, axes)
-    if not everywhere.size:
+def _base(reference: Reference, norms: jax.Array, block: Block) -> jax.Array:
+    """Return the reference of all norms of the leaf, including other devices."""
+    axes = _axes_of(norms, block)
+    every = _placement.whole(norms).ravel()
+    every = lax.all_gather(every, axes, tiled=True) if axes else every
+    is_counted = (every > 0) & jnp.isfinite(every)
+    base = reference(jnp.where(is_counted, every, jnp.zeros_like(every)))
+    is_one = _validate.is_number(base) and not jnp.ndim(base)
+    _validate.require(
+        "The result of `relative`", base, is_one, "a real number", error=TypeError
+    )
+    return jnp.asarray(base).astype(norms.dtype)
+
+
+def _median(norms: jax.Array) -> jax.Array:
+    """Return the median of the norms above 0, or 0 without any."""
+    if not norms.size:
         return jnp.zeros((), norms.dtype)
-    counted = _counted(everywhere)
-    # Excluded norms sort last, as the largest float: differences of inf are NaN.
-    largest = jnp.full_like(everywhere, jnp.finfo(norms.dtype).max)
-    ordered = jnp.sort(jnp.where(counted, everywhere, largest))
-    last = jnp.maximum(jnp.sum(counted) - 1, 0)
-    low, high = ordered[last // 2], ordered[(last + 1) // 2]
-    median = low + (high - low) / 2
-    return jnp.where(jnp.any(counted), median, jnp.zeros_like(median))
-
-
-def _of_all(function: Callable[[jax.Array], Any]) -> Reference:
-    def of_all(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
-        everywhere = _gathered(norms, axes)
-        usable = jnp.where(_counted(everywhere), everywhere, jnp.zeros_like(everywhere))
-        reference = function(usable)
-        subject = "The result of `relative`"
-        is_one = _validate.is_number(reference) and not jnp.ndim(reference)
-        _validate.require(subject, reference, is_one, "a real number", error=TypeError)
-        return jnp.asarray(reference).astype(norms.dtype)
-
-    return of_all
-
-
-def _counted(norms: jax.Array) -> jax.Array:
-    return (norms > 0) & jnp.isfinite(norms)
-
-
-def _gathered(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
-    """Return all norms of the leaf as one vector, including other devices."""
-    here = _placement.whole(norms).ravel()
-    return lax.all_gather(here, axes, tiled=True) if axes else here
+    zeros = jnp.minimum(jnp.sum(norms == 0), norms.size - 1)
+    last = norms.size - 1 - zeros
+    low, high = of_ranks(norms, zeros + last // 2, zeros + (last + 1) // 2)
+    return low + (high - low) / 2

@@ -26,4 +26,4 @@ from ._threshold_argument import (
     as_rules,
     one_rule,
 )
-from ._window_rules import mean_plus_std, quantile
+from ._window_rules import mean_plus_std, of_ranks, quantile

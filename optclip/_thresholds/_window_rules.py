@@ -113,7 +113,7 @@ def _interpolated(
     largest = jnp.full_like(ring, jnp.finfo(ring.dtype).max)
     ring = jnp.where(_is_known(ring, count), ring, largest)
     high = jnp.minimum(low + 1, jnp.maximum(count - 1, 0))
-    a, b = _of_ranks(ring, low, high)
+    a, b = of_ranks(ring, low, high)
     is_known = _placement.placed_as(count > 0, a)
     return jnp.where(is_known, a + (b - a) * fraction, jnp.full_like(a, jnp.inf))
 
@@ -121,8 +121,8 @@ def _interpolated(
 # Compiled, so that an eager call does not compile a choice of platform each time.
 @jax.custom_jvp
 @jax.jit
-def _of_ranks(ring: jax.Array, *ranks: jax.Array) -> tuple[jax.Array, ...]:
-    """Return the norms of a rank and of the next, which is the same after the last.
+def of_ranks(ring: jax.Array, *ranks: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the numbers of a rank and of it or the next, along the last axis.
 
     On a CPU, a sort of 1,000 norms takes eight times as long as a bisection. On a GPU,
     a sort takes a few kernels and no loop.
@@ -130,10 +130,10 @@ def _of_ranks(ring: jax.Array, *ranks: jax.Array) -> tuple[jax.Array, ...]:
     return lax.platform_dependent(ring, *ranks, cpu=_bisected, default=_sorted)
 
 
-@_of_ranks.defjvp
-def _of_ranks_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+@of_ranks.defjvp
+def _ranks_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
     # The derivative selects the same norms as a sort, also among equal ones.
-    return _of_ranks(*primals), jax.jvp(_sorted, primals, tangents)[1]
+    return of_ranks(*primals), jax.jvp(_sorted, primals, tangents)[1]
 
 
 def _bisected(

@@ -254,8 +254,8 @@ FAULTS = [
     ),
     Fault(
         "_cotangents/_relative_threshold.py",
-        "last = jnp.maximum(jnp.sum(counted) - 1, 0)",
-        "last = counted.size - 1",
+        "last = norms.size - 1 - zeros",
+        "last = norms.size - 1",
         "cotangents/test_clip_cotangent.py",
     ),
     Fault(
