@@ -239,11 +239,17 @@ def fraction(name: str, value: Any) -> Any:
 def length(name: str, value: Any, *, least: int = 1) -> int:
     """Return a Python or NumPy int of at least `least`: a shape, so never traced."""
     wanted = f"an int from {least} to 2**31 - 1"
-    whole = as_int(value)
-    if whole is None:
-        raise TypeError(must_be(name, wanted, value, static(name, value)))
-    require(name, value, least <= whole <= _LARGEST_COUNT, wanted)
-    return whole
+    number = whole(name, value, wanted, static(name, value))
+    require(name, value, least <= number <= _LARGEST_COUNT, wanted)
+    return number
+
+
+def whole(name: str, value: Any, wanted: str, advice: str = "") -> int:
+    """Return a Python or NumPy int as a Python int; raise for other values."""
+    number = as_int(value)
+    if number is None:
+        raise TypeError(must_be(name, wanted, value, advice))
+    return number
 
 
 def as_int(value: Any) -> int | None:

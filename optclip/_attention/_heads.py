@@ -59,11 +59,11 @@ class Heads:
         for name, paths in (("query", self.query), ("key", self.key)):
             _check_paths(name, paths)
         layout: dict[str, int | None] = {
-            "axis": _axis("axis", self.axis),
+            "axis": _validate.whole("axis", self.axis, "a single int"),
             "rope": _validate.length("rope", self.rope, least=0),
         }
         if self.stacked is not None:
-            layout["stacked"] = _axis("stacked", self.stacked)
+            layout["stacked"] = _validate.whole("stacked", self.stacked, "a single int")
         if self.head_dim is not None:
             layout["head_dim"] = _validate.length("head_dim", self.head_dim)
             _validate.require(
@@ -92,13 +92,6 @@ def _check_paths(name: str, paths: str | tuple[str, ...]) -> None:
     are_strings = all(isinstance(path, str) for path in each)
     _validate.require(name, paths, are_strings, wanted, error=TypeError)
     _validate.require(name, paths, bool(each) and all(each), wanted)
-
-
-def _axis(name: str, axis: int) -> int:
-    number = _validate.as_int(axis)
-    if number is None:
-        raise TypeError(_validate.must_be(name, "a single int", axis))
-    return number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,10 +103,9 @@ def step_of(
         microbatch_size = _validate.length("microbatch_size", microbatch_size)
     params = _placement.on_device(params)
     flat = _leaves.flatten_dense(params, "which `explain` does not support")
-    if not any(flat.clippable()):
-        raise ValueError(
-            _validate.must_be("params", "a tree with floating-point leaves", params)
-        )
+    _validate.require(
+        "params", params, any(flat.clippable()), "a tree with floating-point leaves"
+    )
     for x in jax.tree.leaves((flat.leaves, args)):
         _validate.outside_jit("The arguments", x)
         if isinstance(x, jax.Array) and x.is_deleted():
@@ -138,15 +137,10 @@ def step_of(
 
 def _shape_of(returned: Any) -> tuple[int, ...]:
     """Return the shape of the losses."""
-    if not isinstance(returned, jax.ShapeDtypeStruct):
-        raise TypeError(
-            _validate.must_be(
-                "The result of losses",
-                "an array",
-                returned,
-                "Return the losses alone, without metrics or state.",
-            )
-        )
+    _validate.kind(
+        "The result of losses", returned, jax.ShapeDtypeStruct, "an array",
+        "Return the losses alone, without metrics or state.",
+    )  # fmt: skip
     if not jnp.issubdtype(returned.dtype, jnp.floating):
         raise TypeError(f"`losses` must return floats, got {returned.dtype}.")
     if not returned.shape:

@@ -89,15 +89,11 @@ def _row_of(step: Any, steps: np.ndarray) -> int:
     # The count of an optimizer is an array.
     step = step.item() if isinstance(step, jax.Array) and step.ndim == 0 else step
     rows = np.flatnonzero(steps == _validate.length("step", step, least=0))
-    if not len(rows):
-        raise ValueError(
-            _validate.must_be(
-                "step",
-                f"a recorded step, from {min(steps):.0f} to {max(steps):.0f}",
-                step,
-                "A state keeps the last rows; a log may have earlier ones.",
-            )
-        )
+    _validate.require(
+        "step", step, len(rows) > 0,
+        f"a recorded step, from {min(steps):.0f} to {max(steps):.0f}",
+        "A state keeps the last rows; a log may have earlier ones.",
+    )  # fmt: skip
     return int(rows[-1])
 
 

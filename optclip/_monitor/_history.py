@@ -108,15 +108,11 @@ def _history_in(opt_state: PyTree) -> Any:
     states = [(path, x) for path, x in leaves if is_history(x)]
     if len(states) == 1:
         return states[0][1]
-    if not states:
-        raise ValueError(
-            _validate.must_be(
-                "opt_state",
-                "the state of an optimizer in with_history",
-                opt_state,
-                "Wrap the optimizer: optclip.with_history(tx, steps=1000).",
-            )
-        )
+    _validate.require(
+        "opt_state", opt_state, bool(states),
+        "the state of an optimizer in with_history",
+        "Wrap the optimizer: optclip.with_history(tx, steps=1000).",
+    )  # fmt: skip
     names = [_leaves.path_str(path) for path, _ in states]
     raise ValueError(
         f"`opt_state` must have one history, got {len(states)}, at {names}. Pass the"

@@ -49,7 +49,9 @@ def heatmap(
         above 0.
     """
     name, steps, parts = _history.parts_of(history, clip)
-    finite = {key: _drawable(x) for key, x in parts.items()}
+    finite = {
+        key: np.where(np.isfinite(x) & (x > 0), x, np.nan) for key, x in parts.items()
+    }
     if all(np.isnan(x).all() for x in finite.values()):
         raise ValueError(
             f"`history` has no finite norm above 0 in {len(steps.at)} steps. Record"
@@ -88,10 +90,6 @@ def _with_layers_in_order(parts: list[str]) -> list[str]:
         number = int(last) if is_layer else 0
         stacks.setdefault(stack if is_layer else part, []).append((number, part))
     return [part for stack in stacks.values() for _, part in sorted(stack)]
-
-
-def _drawable(x: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(x) & (x > 0), x, np.nan)
 
 
 def _median(x: np.ndarray) -> float:

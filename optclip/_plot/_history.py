@@ -87,15 +87,12 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
     columns = {key: x for key, x in read(history).items() if key != "loss"}
     steps = zip(*(x.tolist() for x in columns.values()), strict=True)
     metrics = [dict(zip(columns, step, strict=True)) for step in steps]
+    rows = zip(metrics, others_in(history), strict=True)
     lines = [
-        json.dumps({k: _as_json(x) for k, x in (step | others).items()})
-        for step, others in zip(metrics, others_in(history), strict=True)
+        json.dumps({k: x if np.isfinite(x) else str(x) for k, x in (a | b).items()})
+        for a, b in rows
     ]
     Path(path).write_text("\n".join(lines) + "\n")
-
-
-def _as_json(x: float) -> float | str:
-    return x if np.isfinite(x) else str(x)
 
 
 def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory:

@@ -207,12 +207,8 @@ def layers(
     is_nested = any(_is_below(*pair) for pair in itertools.permutations(each, 2))
     wanted = "one or more paths, none below another"
     _validate.require("paths", paths, bool(each) and not is_nested, wanted)
-    number = _validate.as_int(axis)
-    if number is None:
-        advice = _validate.static("axis", axis)
-        raise TypeError(_validate.must_be("axis", "an int", axis, advice))
-    _validate.flag("each_leaf", each_leaf)
-    return Layers(tuple(each), number, each_leaf)
+    number = _validate.whole("axis", axis, "an int", _validate.static("axis", axis))
+    return Layers(tuple(each), number, _validate.flag("each_leaf", each_leaf))
 
 
 def _is_below(path: str, name: str) -> bool:

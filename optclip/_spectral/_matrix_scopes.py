@@ -139,8 +139,9 @@ def _as_sides(passed: Any) -> MatrixAxes:
     )
     entries = passed if isinstance(passed, tuple) else (None,)
     sides = [side for x in entries if (side := _as_side(x)) is not None]
-    if len(sides) < len(entries):
-        raise TypeError(_validate.must_be("matrix_axes", wanted, passed, advice))
+    _validate.require(
+        "matrix_axes", passed, len(sides) == len(entries), wanted, advice, TypeError
+    )
     is_pair = len(sides) == 2 and sides != [..., ...]
     _validate.require("matrix_axes", passed, is_pair, wanted, advice)
     return sides[0], sides[1]

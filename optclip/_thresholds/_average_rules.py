@@ -176,12 +176,8 @@ def ema(
         _validate.forgets("decay", decay)
     return Ema(
         ratio, decay, _validate.length("warmup", warmup, least=0),
-        _most(max_norm), start,
+        math.inf if max_norm is None else _validate.number("max_norm", max_norm), start,
     )  # fmt: skip
-
-
-def _most(max_norm: Number | None) -> Number:
-    return math.inf if max_norm is None else _validate.number("max_norm", max_norm)
 
 
 _MODES = ("reciprocal", "mean", "percentile")
@@ -335,7 +331,8 @@ def zscore(
     return Zscore(
         _validate.plain("z", z, above=True), _validate.fraction("decay", decay),
         _validate.length("warmup", warmup), _validate.choice("mode", mode, _MODES),
-        _most(max_norm), _validate.plain("eps", eps),
+        math.inf if max_norm is None else _validate.number("max_norm", max_norm),
+        _validate.plain("eps", eps),
         _validate.flag("skip_spikes", skip_spikes),
     )  # fmt: skip
 

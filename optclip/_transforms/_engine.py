@@ -453,14 +453,13 @@ def check_use_norm(
 
 def _passed_norm(extra: dict[str, Any], name: str, layout: Layout) -> jax.Array:
     """Return the extra argument of `update` that is the norm, as if measured."""
-    norm = extra.get(name)
+    norm: Any = extra.get(name)
     wanted = "a real scalar of at least 0, the global norm of the updates"
     advice = (
         f"Pass it: tx.update(updates, state, params, {name}=norm). Flax's"
         " TrainState.apply_gradients does not pass it on."
     )
-    if norm is None:
-        raise ValueError(_validate.must_be(name, wanted, norm, advice))
+    _validate.require(name, norm, norm is not None, wanted, advice)
     _validate.passed_norm(name, norm, wanted, advice)
     scalar = _numerics.as_array(norm)
     if axes := _axis_names.split_axes(scalar):

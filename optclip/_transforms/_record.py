@@ -310,11 +310,12 @@ ORDER = (
 
 def check_record(record: Record, name: object) -> None:
     """Raise unless these are a `record=` and a `name=`."""
-    words = isinstance(record, str) and record == "leaves"
-    if not words and not isinstance(record, bool):
-        raise TypeError(_validate.must_be("record", "True, False or 'leaves'", record))
-    if not isinstance(name, str) or not name:
-        raise TypeError(_validate.must_be("name", "a non-empty string", name))
+    is_valid = isinstance(record, (bool, str)) and record in (True, False, "leaves")
+    _validate.require(
+        "record", record, is_valid, "True, False or 'leaves'", error=TypeError
+    )
+    is_name = isinstance(name, str) and name != ""
+    _validate.require("name", name, is_name, "a non-empty string", error=TypeError)
 
 
 class Entries(NamedTuple):

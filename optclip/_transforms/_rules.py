@@ -272,9 +272,10 @@ def _check_is_no_gradient(threshold: Named, clip: Clip) -> None:
     arrays = [x for x in leaves if hasattr(x, "dtype") and np.ndim(x)]
     advice = f"To clip gradients directly, call {pure_call(threshold.function, '...')}."
     sharing = _SHARING.get(type(clip.scope))
-    if arrays and sharing is not None:
-        wanted = f"one number, optax schedule or rule for {sharing}"
-        raise TypeError(_validate.must_be(name, wanted, value, advice))
+    _validate.require(
+        name, value, not arrays or sharing is None,
+        f"one number, optax schedule or rule for {sharing}", advice, TypeError,
+    )  # fmt: skip
     for array in arrays:
         # A traced array passes, since its values are not known.
         known = _validate.concrete(array) if _validate.is_number(array) else None

@@ -176,7 +176,10 @@ def skip(
         # Each counter has its own array, since an array used twice cannot be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
         if loss_rule is not None:
-            memory = init_loss_memory(loss_rule.value)
+            memory = init_memory(
+                "max_loss", loss_rule.value, _ONE_LOSS, [jnp.zeros((), jnp.float32)],
+                jnp.zeros_like,
+            )  # fmt: skip
             loss, limit = jnp.zeros((2,), jnp.float32)
             record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
         return SkipState(
@@ -316,13 +319,6 @@ def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
 _ONE_LOSS = jax.tree.structure(0)
 
 _WANTED = "the loss, a real scalar, because max_loss is set"
-
-
-def init_loss_memory(rule: Rule) -> PyTree:
-    """Return the memory of a rule before it receives the first loss."""
-    return init_memory(
-        "max_loss", rule, _ONE_LOSS, [jnp.zeros((), jnp.float32)], jnp.zeros_like
-    )
 
 
 def loss_in(extra: dict[str, Any]) -> jax.Array:
