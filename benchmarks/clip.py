@@ -73,6 +73,9 @@ def by_value(source: Any) -> dict[str, Any]:
         "optclip, value": optclip.clip_by_value(0.5),
         "optclip, value, no record": optclip.clip_by_value(0.5, record=False),
         "optclip, value, arrays": optclip.clip_by_value(bounds),
+        "optclip, value, arrays, no record": optclip.clip_by_value(
+            bounds, record=False
+        ),
         "optax, value": optax.clip(0.5),
     }
 
