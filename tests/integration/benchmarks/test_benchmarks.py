@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import time
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ def test_benchmark_tiny_prints_complete_table(benchmark):
 def test_command_tiny_prints_table_and_saves_nothing(capsys, monkeypatch):
     # A call of `save` raises instead of overwriting the committed results.
     monkeypatch.delattr(results, "save")
-    __main__.main(["matrices", "--tiny"])
+    monkeypatch.setattr(timing, "clock", timing.clock)
+    __main__.main(["matrices", "--tiny", "--cpu-time"])
+    assert timing.clock is time.process_time
     assert "| 16 x 24 | optax, muon | " in capsys.readouterr().out
 
 
