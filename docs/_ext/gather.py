@@ -46,9 +46,9 @@ def setup(app: Sphinx) -> dict[str, bool]:
     copies = {}
     # The README repeats the landing page and the quickstart.
     names = ["AGENTS", "CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "SECURITY"]
-    top = [*(f"{name}.md" for name in names), PROMISES]
+    top = [*(f"{name}.md" for name in names), PROMISES, "notebooks/README.md"]
     pages = [ROOT / name for name in top]
-    pages += ROOT.glob("notebooks/*.*")
+    pages += ROOT.glob("notebooks/*.ipynb")
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
         text = follow(path.read_text(), name)
