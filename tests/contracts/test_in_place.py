@@ -1,4 +1,4 @@
-"""Every array of every state is written over the donated array that it replaces."""
+"""States are written over the donated ones, and may have counts that are floats."""
 
 import functools
 import re

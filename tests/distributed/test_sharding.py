@@ -1,4 +1,4 @@
-"""Sharded arrays under jit and eagerly, hundreds of leaves, and sparse leaves."""
+"""Sharded arrays under jit and eagerly, many leaves, sparse leaves, moved states."""
 
 import functools
 

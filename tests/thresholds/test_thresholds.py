@@ -1,4 +1,4 @@
-"""Test what a rule is given and may return, and the rules without running averages."""
+"""Test what a rule is given, may return and has recorded, and rules without averages."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Train, save and load Keras models with the optimizers of `optclip.keras`."""
+"""Train, save and load Keras models with `optclip.keras`, and compare constraints."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""Train with contributed and private optimizers of optax."""
+"""Train with optimizers of optax, contributed and private, and with Optimistix."""
 
 import jax
 import jax.numpy as jnp

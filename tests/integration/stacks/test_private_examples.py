@@ -1,4 +1,4 @@
-"""Compare the page's private training with NumPy, jax_privacy and optax."""
+"""Compare private training and ghost norms with NumPy, jax_privacy and optax."""
 
 import flax.linen as nn
 import jax
