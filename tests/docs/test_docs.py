@@ -18,6 +18,7 @@ from optclip import recipes
 from tests.support import covering, helpers, oracles
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+ROOT_PAGES = ["README.md", "AGENTS.md"]
 README = (DOCS.parent / "README.md").read_text()
 PAGES = [
     path.name
@@ -54,7 +55,8 @@ def test_methods_page_has_a_row_for_every_recipe():
 
 
 @pytest.mark.parametrize(
-    "page", ["../README.md", "../AGENTS.md", *sorted(p.name for p in DOCS.glob("*.md"))]
+    "page",
+    [f"../{name}" for name in ROOT_PAGES] + sorted(p.name for p in DOCS.glob("*.md")),
 )
 def test_page_links_lead_to_files(page):
     text = (DOCS / page).read_text()
@@ -64,6 +66,22 @@ def test_page_links_lead_to_files(page):
     places = r"`(tests/[\w/]+(?:\.py)?|(?:optclip|benchmarks|examples)/[\w/]+\.py)`"
     named = re.findall(places, text)
     assert not [name for name in named if not (DOCS.parent / name).exists()]
+
+
+def test_code_lines_fit_the_column_of_the_site():
+    """A window of 1,400 pixels cuts off longer lines of pages, and of cells."""
+    texts = {path.name: path.read_text() for path in DOCS.glob("*.md")}
+    texts |= {name: (DOCS.parent / name).read_text() for name in ROOT_PAGES}
+    lines = {
+        name: "".join(re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S))
+        for name, text in texts.items()
+    }
+    for path in (DOCS.parent / "notebooks").glob("*.ipynb"):
+        cells = nbformat.read(path, as_version=4).cells
+        code = [cell.source for cell in cells if cell.cell_type == "code"]
+        lines[path.name] = "\n".join(code)
+    wide = [(name, x) for name in lines for x in lines[name].splitlines() if x[84:]]
+    assert not wide
 
 
 def test_readme_is_short_and_lists_every_clip():
