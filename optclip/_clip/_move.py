@@ -198,11 +198,11 @@ def _check_sparse(name: str, which: str, bound: Number) -> None:
             f"`{which}` must be one number for {name}, a BCOO matrix, got an array of"
             f" shape {jnp.shape(bound)}. {advice}"
         )
-    known = _validate.concrete(bound)
-    if known is not None and (known > 0 if which == "lower" else known < 0):
-        wanted = "at most 0" if which == "lower" else "at least 0"
-        wanted += f" for {name}, a BCOO matrix, whose zeros are not stored"
-        raise ValueError(_validate.must_be(which, wanted, bound, advice))
+    known, side = _validate.concrete(bound), "most" if which == "lower" else "least"
+    _validate.require(
+        which, bound, known is None or not (known > 0 if side == "most" else known < 0),
+        f"at {side} 0 for {name}, a BCOO matrix, whose zeros are not stored", advice,
+    )  # fmt: skip
 
 
 def _two_sided(lower: Number, upper: Number) -> Limits:

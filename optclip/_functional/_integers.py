@@ -106,10 +106,9 @@ def _checked(name: str, bound: Any, x: Any, path: KeyPath, is_narrowed: bool) ->
     if not is_narrowed or isinstance(bound, int):
         return bound
     known = _validate.concrete(bound)
-    if known is None:
-        wanted = f"concrete for {x.dtype}, which JAX narrows to {jnp.result_type(x)}"
-        advice = "Set jax_enable_x64, or convert the clipped array to a 32-bit dtype."
-        raise TypeError(_validate.must_be(name, wanted, bound, advice))
+    wanted = f"concrete for {x.dtype}, which JAX narrows to {jnp.result_type(x)}"
+    advice = "Set jax_enable_x64, or convert the clipped array to a 32-bit dtype."
+    _validate.require(name, bound, known is not None, wanted, advice, TypeError)
     return known
 
 

@@ -217,11 +217,10 @@ class Norm(Measurement):
         object.__setattr__(self, "ord", self._order())
         _validate.fraction("per_count", self.per_count)
         exponent = _validate.as_float(self.per_count)
-        if exponent is None:
-            wanted, advice = "a Python or NumPy number", "An array may be traced."
-            raise TypeError(
-                _validate.must_be("per_count", wanted, self.per_count, advice)
-            )
+        _validate.require(
+            "per_count", self.per_count, exponent is not None,
+            "a Python or NumPy number", "An array may be traced.", TypeError,
+        )  # fmt: skip
         object.__setattr__(self, "per_count", exponent)
         # A mean of means differs from the mean of all elements. A class with its own
         # `measure` would measure the norms of leaves as if they were elements.

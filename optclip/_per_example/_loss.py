@@ -167,12 +167,12 @@ def _sorted(axes: frozenset[Any]) -> Axes:
 
 def _places(name: str, argnums: Any) -> tuple[int, ...]:
     wanted = "an int of at least 0, or a tuple of these"
-    places = _validate.as_ints(argnums)
-    if places is None:
-        raise TypeError(_validate.must_be(name, wanted, argnums))
-    if not places or min(places) < 0:
-        wanted = wanted if places else "a tuple that is not empty, or an int"
-        raise ValueError(_validate.must_be(name, wanted, argnums))
+    places: Any = _validate.as_ints(argnums)
+    _validate.require(name, argnums, places is not None, wanted, error=TypeError)
+    _validate.require(
+        name, argnums, places != (), "a tuple that is not empty, or an int"
+    )
+    _validate.require(name, argnums, min(places) >= 0, wanted)
     return places
 
 

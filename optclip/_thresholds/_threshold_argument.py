@@ -137,10 +137,10 @@ def _advice(value: object) -> str:
 def one_rule(name: str, threshold: Threshold, *, negative: bool = False) -> Rule:
     """Return a threshold argument as one rule; raise for a tree of them."""
     rule = as_rules(name, threshold, negative=negative)
-    if not isinstance(rule, Rule):
-        wanted = "one number, optax schedule or rule, such as"
-        wanted = f"{wanted} optclip.thresholds.quantile(0.9)"
-        raise TypeError(_validate.must_be(name, wanted, threshold))
+    wanted = (
+        "one number, optax schedule or rule, such as optclip.thresholds.quantile(0.9)"
+    )
+    _validate.require(name, threshold, isinstance(rule, Rule), wanted, error=TypeError)
     return rule
 
 

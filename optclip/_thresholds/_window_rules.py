@@ -59,15 +59,11 @@ def _with_norms(window: Window, norm: PyTree, length: int) -> Window:
       ValueError: The window has another length.
     """
     lengths = {jnp.shape(ring)[-1] for ring in jax.tree.leaves(window.norms)}
-    if lengths - {length}:
-        raise ValueError(
-            _validate.must_be(
-                "window",
-                f"{lengths.pop()}, the number of norms in the state",
-                length,
-                "Pass the window that made the state, or create a new state with init.",
-            )
-        )
+    _validate.require(
+        "window", length, lengths <= {length},
+        f"{max(lengths, default=0)}, the number of norms in the state",
+        "Pass the window that made the state, or create a new state with init.",
+    )  # fmt: skip
 
     def with_last(ring: jax.Array, x: jax.Array, index: jax.Array) -> jax.Array:
         # A restored checkpoint may have NumPy arrays.

@@ -354,8 +354,7 @@ def memory_in(
     state: Any, names: list[str], measured: str, num_memories: int
 ) -> list[PyTree]:
     """Return the memories; raise unless `init` of such a transformation made them."""
-    if not isinstance(state, ClipState):
-        raise TypeError(_validate.must_be("state", "a ClipState", state, ORDER))
+    _validate.kind("state", state, ClipState, "a ClipState", ORDER)
     recorded = sorted(map(_packed_state.as_name, state.clip_record))
     if recorded != names:
         raise ValueError(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import _leaves
-from .._monitor import columns_in
+from .._monitor import columns_in, listed
 from .._typing import ClipState, HistoryState, SkipState
 from ._addresses import LOSS, Group, Leaf, Owner, Slots, State
 
@@ -210,7 +210,11 @@ class Carrier:
             if not there:
                 continue
             first, *others = (self.old[i] for i, _ in there)
-            if state.kind[0] not in _OURS and not all(_equal(first, x) for x in others):
+            are_equal = all(
+                x is first or np.array_equal(_readable(first), _readable(x))
+                for x in others
+            )
+            if state.kind[0] not in _OURS and not are_equal:
                 note = f"{role[-1]} of {state} differs between the joined states"
                 self.notes.append(f"{note}: that with most elements continues")
             self._put(there[0], entry)
@@ -390,8 +394,7 @@ def _names(owners: list[Owner], before: str = "") -> str:
     """Return the paths of the first leaves, and the number of others."""
     leaves = (x for owner in owners for x in sorted(owner - LOSS))
     paths = ["/".join(path) or "the array" for path, _ in dict.fromkeys(leaves)]
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return before + ", ".join(paths[:3]) + more if paths else ""
+    return before + listed(paths) if paths else ""
 
 
 def _readable(x: Any) -> Any:
@@ -400,10 +403,6 @@ def _readable(x: Any) -> Any:
     is_key = is_array and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     is_here = not is_array or x.is_fully_addressable or x.is_fully_replicated
     return np.asarray(x) if is_here and not is_key else np.ones(jnp.shape(x))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return a is b or np.array_equal(_readable(a), _readable(b))
 
 
 def _placed(x: Any, like: Any) -> Any:

@@ -327,9 +327,8 @@ def loss_in(extra: dict[str, Any]) -> jax.Array:
     Raises:
       ValueError: There is none.
     """
-    loss = passed_loss(extra, _WANTED)
-    if loss is None:
-        raise ValueError(_validate.must_be("value", _WANTED, None, LOSS_ADVICE))
+    loss: Any = passed_loss(extra, _WANTED)
+    _validate.require("value", loss, loss is not None, _WANTED, LOSS_ADVICE)
     return loss
 
 
