@@ -294,7 +294,7 @@ FAULTS = [
         "_monitor/_verdict.py",
         "if not rows.any() or (rows & ~run.explained).any():",
         "if True:",
-        "monitor/test_situations.py",
+        "monitor/test_summary.py",
     ),
     Fault(
         "_monitor/_outliers.py",
