@@ -1,8 +1,8 @@
 """Benchmark `skip`: an AdamW step with skipping around clipping.
 
-The recommended line is the first of docs/production_runs.md. Skipping is compared with the step of optax that skips, `apply_if_finite`. Gradients are
-computed in the step, as in benchmark `step`, or are products that XLA may fuse, as
-after loss scaling.
+The recommended line is the first of docs/production_runs.md. Skipping is compared with
+the step of optax that skips, `apply_if_finite`. Gradients are computed in the step, as
+in benchmark `step`, or are products that XLA may fuse, as after loss scaling.
 """
 
 from collections.abc import Iterator
