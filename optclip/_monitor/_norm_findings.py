@@ -57,7 +57,7 @@ def ratio_of(norm: float, leaves: Iterable[tuple[float, int]]) -> float:
     is_lost = norm <= whole <= math.sqrt(sum(sizes)) * LEAST["float32"]
     if is_lost or (norm == math.inf and _LARGEST < whole < math.inf):
         return 1.0
-    ratio = norm / whole if whole else math.inf
+    ratio = norm / (whole if whole < math.inf else math.nan) if whole else math.inf
     return ratio * ratio
 
 
@@ -133,7 +133,8 @@ def _cause(ratio: float, norm: float, leaves: list[Leaf]) -> str:
         )
     copies = round(ratio)
     counted = 1 < copies <= jax.device_count() and _is_right(ratio / copies)
-    is_half = _is_right(2 * ratio)
+    # Of several leaves, one may be left out.
+    is_half = len(leaves) == 1 and _is_right(2 * ratio)
     what = f"counted {copies} times" if counted else "some shards are counted twice"
     if ratio < 1:
         what = f"{'half of it' if is_half else 'a part'} is missing"

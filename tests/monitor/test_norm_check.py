@@ -122,7 +122,7 @@ def test_nonfinite_gradients_are_found():
     assert check.findings[0].startswith("`b`: nan: not finite")
 
 
-@pytest.mark.parametrize(("before", "now"), [(1, 0), (np.inf, 1), (0, 1)])
+@pytest.mark.parametrize(("before", "now"), [(1, 0), (np.inf, 1), (1, np.inf), (0, 1)])
 def test_leaves_that_are_zero_or_not_finite_on_one_side_are_found(before, now):
     recorded, passed = (
         {"a": x * np.ones(3), "b": x * np.ones(2)} for x in (before, now)
@@ -149,6 +149,9 @@ def test_half_of_a_leaf_that_is_missing_is_named():
     assert check.findings == [
         "`a`: 0.5: half of it is missing. Pass axis_name=specs, () for whole arrays."
     ]
+    tx, whole = optclip.clip_by_global_norm(1.0), dict.fromkeys("ab", np.ones(4))
+    check = optclip.check_norms(after(tx, whole | {"b": np.zeros(4)}), whole)
+    assert 'record="leaves" shows in which leaf' in check.findings[0]
 
 
 def test_leaves_that_are_measured_before_they_are_rounded_are_no_mistake():
