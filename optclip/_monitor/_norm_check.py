@@ -262,7 +262,7 @@ def _norms_in(
         raise ValueError(
             f"`grads` lacks {sorted(unknown)[:5]}, whose norms are recorded. Pass the"
             " gradients that the transformation received, with its mask= and, for"
-            " groups, its over=."
+            " groups, over=optclip.groups(labels)."
         )
     leaves = {key: block.leaves[0] for key, block in by_leaf.items()}
     found = {

@@ -232,7 +232,7 @@ ERRORS = {
     "labels": (
         lambda: (after(RIGHT["groups"][0], FLOATS), FLOATS),
         {},
-        r"`grads` lacks \['large', 'small'\]",
+        r"lacks \['large', 'small'\].* over=optclip\.groups\(labels\)",
     ),
     "leaf": (
         lambda: (after(clip()), {"bias": GRADS["bias"]}),
