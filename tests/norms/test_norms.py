@@ -37,9 +37,10 @@ def test_norm_above_largest_float_is_inf_and_policy_decides(p):
 def test_means_and_given_norms_below_smallest_norm_are_zero():
     assert measure([np.full(2**16, 2.0**-62, np.float32)], "rms") == 0
     ones = np.float32([1.0, 1.0])
-    clipped, norm = clip_by_global_norm(ones, 1.0, use_norm=2.0**-61)
-    assert norm == 0
-    np.testing.assert_array_equal(clipped, ones)
+    for given in (2.0**-61, 0):
+        clipped, norm = clip_by_global_norm(ones, 1.0, use_norm=given)
+        assert norm == 0
+        np.testing.assert_array_equal(clipped, ones)
 
 
 @orders
