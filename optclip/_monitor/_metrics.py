@@ -309,7 +309,9 @@ def _numbers(
 ) -> dict[tuple[str, str], tuple[jax.Array, bool]]:
     """Return the numbers of a record, and which are of layers, by field and part."""
     state = recorded.state
-    step, record = _placement.on_device((state.clip_step, state.clip_record[key]))
+    step, record, counts = _placement.on_device(
+        _unboxed((state.clip_step, state.clip_record[key], recorded.counts.get(key)))
+    )
     record = as_kind(ClipRecord, record)
     fields = {
         "norm": record.clip_norm,
@@ -332,12 +334,26 @@ def _numbers(
             part = "" if field == "steps" else _packed_state.as_name(part)
             numbers[field, part] = value, bool(layers)
     if key in recorded.counts:
-        counts = as_kind(SkipRecord, _placement.on_device(recorded.counts[key]))
+        counts = as_kind(SkipRecord, counts)
         numbers["rate", ""] = _rate(counts.skip_skipped, step), False
         for field, value in counts._asdict().items():
             if value is not None:
                 numbers[field.removeprefix("skip_"), ""] = _bare(value), False
     return numbers
+
+
+def _unboxed(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return parts of a state, of which the first is an array, without boxes.
+
+    Orbax restores a box of Flax NNX without a target as `{"value": array}`.
+    """
+    if not isinstance(parts[0], Mapping):
+        return parts
+
+    def is_box(x: Any) -> bool:
+        return isinstance(x, Mapping) and not isinstance(x.get("value", x), Mapping)
+
+    return jax.tree.map(lambda x: x["value"] if is_box(x) else x, parts, is_leaf=is_box)
 
 
 def _rate(count: Any, step: jax.Array) -> jax.Array:

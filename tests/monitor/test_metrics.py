@@ -126,21 +126,22 @@ def test_metrics_and_summary_of_wrapper_without_record_raise(wrap):
             read(state)
 
 
-def restored(state, *, numbered=False):
+def restored(state, *, numbered=False, boxed=False):
     """Return a state as Orbax or msgpack restore it without a target.
 
     Named tuples are dicts with sorted keys, without None; tuples are lists or, with
-    `numbered`, dicts from "0" on.
+    `numbered`, dicts from "0" on. Flax NNX stores each array in a box.
     """
+    parts = functools.partial(restored, numbered=numbered, boxed=boxed)
     if hasattr(state, "_fields"):
         state = {k: x for k, x in state._asdict().items() if x is not None}
     elif isinstance(state, (list, tuple)):
         if not numbered:
-            return [restored(x) for x in state]
+            return [parts(x) for x in state]
         state = {str(i): x for i, x in enumerate(state)}
     if not isinstance(state, dict):
-        return np.asarray(state)
-    return {key: restored(state[key], numbered=numbered) for key in sorted(state)}
+        return {"value": np.asarray(state)} if boxed else np.asarray(state)
+    return {key: parts(state[key]) for key in sorted(state)}
 
 
 def clip(threshold):
@@ -150,6 +151,9 @@ def clip(threshold):
 WRAPPED = {
     "chain": optax.chain(*(clip(12.0 - i) for i in range(12))),
     "skip": optclip.skip(clip(2.0), max_norm=10.0, name="clip"),
+    "leaves": optclip.skip(
+        optclip.clip_by_norm(2.0, record="leaves"), max_norm=10.0, record="leaves"
+    ),
     "skip of chain": optclip.skip(optax.chain(clip(3.0), clip(2.0)), name="clip"),
     "after": optclip.clip_after(clip(10.0), clip(2.0)),
     "before": optclip.clip_before(clip(10.0), clip(2.0)),
@@ -166,19 +170,20 @@ WRAPPED = {
 
 @functools.cache
 def states():
-    """Return a state of each wrapper."""
+    """Return a state of each wrapper; the leaf has the name of a box of Flax NNX."""
+    tree = {"value": PAIR}
     return helpers.quick_jit(
         lambda: {
-            k: tx.update(PAIR, tx.init(PAIR), PAIR)[1] for k, tx in WRAPPED.items()
+            k: tx.update(tree, tx.init(tree), tree)[1] for k, tx in WRAPPED.items()
         }
     )()
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-@pytest.mark.parametrize("numbered", [False, True])
-def test_metrics_of_state_restored_without_target_keep_their_order(name, numbered):
+@pytest.mark.parametrize("form", [(), ("numbered",), ("numbered", "boxed")])
+def test_metrics_of_state_restored_without_target_keep_their_order(name, form):
     state = states()[name]
-    plain = restored(state, numbered=numbered)
+    plain = restored(state, **dict.fromkeys(form, True))
     found, expected = optclip.metrics(plain), optclip.metrics(state)
     assert list(found.items()) == list(expected.items())
     assert optclip.summary(plain) == optclip.summary(state)
