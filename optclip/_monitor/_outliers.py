@@ -75,13 +75,18 @@ def stands_out(value: float, recorded: np.ndarray, *, is_loss: bool) -> bool:
 
 
 def outliers(
-    series: np.ndarray, *, is_loss: bool, has_start: bool, rare: float = 0.05
+    series: np.ndarray,
+    *,
+    is_loss: bool,
+    has_start: bool,
+    rare: float = 0.05,
+    explained: np.ndarray | None = None,
 ) -> Outliers:
     """Return the losses or norms of a run that stand out.
 
     NaN, inf and 0 are no neighbors: equal rewards have a loss of 0. The first tenth of
     a series is its start, in which larger numbers are usual, except of one that has
-    begun before the first row.
+    begun before the first row. Explained rows do not hide others.
     """
     where = np.flatnonzero(np.isfinite(series) & (series != 0))
     x, rows, rise = series[where], np.zeros(len(series), bool), None
@@ -89,7 +94,8 @@ def outliers(
     if len(x) >= _FEWEST:
         start = start_of(len(x)) if has_start or where[0] > 0 else _FEW
         of = _high_losses if is_loss else _spikes
-        rows[where], usual[where], rise = of(x, start, rare)
+        is_other = np.ones(len(x), bool) if explained is None else ~explained[where]
+        rows[where], usual[where], rise = of(x, start, rare, is_other)
     if rise is not None:
         first, level = rise
         usual[rise := int(where[first])] = level
@@ -101,7 +107,7 @@ def start_of(count: int) -> int:
     return min(-(-count // 10), _START)
 
 
-def _spikes(x: np.ndarray, start: int, rare: float) -> _Found:
+def _spikes(x: np.ndarray, start: int, rare: float, is_other: np.ndarray) -> _Found:
     """Return the norms above ten times their neighbors, and a rise that lasts."""
     if not 0 < _TIMES * x.min() <= x.max():
         return np.zeros(len(x), bool), x, None
@@ -118,7 +124,8 @@ def _spikes(x: np.ndarray, start: int, rare: float) -> _Found:
         if end - first <= longest and x[first:end].max() >= _TIMES * level:
             bursts.append((first, end))
             usual[first:end] = level
-    rows = _apart(np.log(x / usual), bursts, start, _GAP, rare)
+    is_other = is_other & (np.arange(len(x)) >= start)
+    rows = _apart(np.log(x / usual), bursts, is_other, _GAP, rare)
     return rows, usual, _rise_of_norms(x, before[:-1], start)
 
 
@@ -144,7 +151,9 @@ def _rise_of_norms(
     return (first, level) if is_rise else None
 
 
-def _high_losses(x: np.ndarray, start: int, rare: float) -> _Found:
+def _high_losses(
+    x: np.ndarray, start: int, rare: float, is_other: np.ndarray
+) -> _Found:
     """Return the losses above mean + 6 std of those before, and a rise that lasts."""
     count, size = len(x), min(_LOSSES, len(x) - 1, max(_FEWER, len(x) // 4))
     rows, start = np.arange(count), max(start, min(_FEWER // 2, count // 2))
@@ -181,8 +190,8 @@ def _high_losses(x: np.ndarray, start: int, rare: float) -> _Found:
         if is_open or count - end < _FEWER // 2 or is_burst[first:end].any():
             bursts.append((first, end))
     rise = rise or _slow_rise(x, size)
-    score = np.log(np.maximum(z, 2))
-    return _apart(score, bursts, start, _GAP_OF_LOSSES, rare), usual, rise
+    score, is_other = np.log(np.maximum(z, 2)), is_other & (rows >= start)
+    return _apart(score, bursts, is_other, _GAP_OF_LOSSES, rare), usual, rise
 
 
 def _slow_rise(x: np.ndarray, size: int) -> tuple[int, float] | None:
@@ -226,12 +235,12 @@ def _z(x: np.ndarray, windows: np.ndarray, least: np.ndarray) -> np.ndarray:
 def _apart(
     score: np.ndarray,
     bursts: list[tuple[int, int]],
-    start: int,
+    is_other: np.ndarray,
     least: float,
     rare: float,
 ) -> np.ndarray:
     """Return the rows of the bursts above a gap in the scores, which are logs."""
-    rows, is_other = np.zeros(len(score), bool), np.arange(len(score)) >= start
+    rows = np.zeros(len(score), bool)
     for first, end in bursts:
         is_other[max(0, first - 1) : end + 1] = False
     others = np.sort(score[is_other])[::-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -151,14 +151,15 @@ def _run_of(
     # The first step of a log depends on how often it has one.
     is_state, steps = steps is None, np.zeros(1) if steps is None else steps
     has_start = bool(steps[0] <= 1 + 2 * np.median([0, *np.diff(steps[:9])]))
-    found = {
-        name: {} if is_state else _outliers_of(fields, is_run[name], has_start)
-        for name, fields in names.items()
-    }
     skipped = np.any(np.array(skips) > 0, axis=0)
     loss = np.full(len(none), np.nan) if loss is None else loss
     finite = np.where(np.isinf(loss), np.nan, loss)
     of_loss = outliers(finite, is_loss=True, has_start=has_start)
+    options = {"has_start": has_start, "explained": of_loss.rows}
+    found = {
+        name: {} if is_state else _outliers_of(fields, is_run[name], **options)
+        for name, fields in names.items()
+    }
     return _Run(
         names, steps, is_state, loss, has_start, is_run, found, of_loss, skipped, none
     )  # fmt: skip
@@ -183,7 +184,7 @@ def _in_order(steps: np.ndarray) -> np.ndarray:
 
 
 def _outliers_of(
-    fields: Fields, is_run: np.ndarray, has_start: bool
+    fields: Fields, is_run: np.ndarray, **options: Any
 ) -> dict[str, Outliers]:
     """Return what stands out in each norm of a transformation."""
     found = {}
@@ -197,7 +198,7 @@ def _outliers_of(
             is_of_many = np.any((fraction > 0) & (fraction < 1))
             if not is_of_many and (part or "" not in fields.get("fraction", {})):
                 rare = 0.005 if part else 0.05
-                found[part] = outliers(x, is_loss=False, has_start=has_start, rare=rare)
+                found[part] = outliers(x, is_loss=False, rare=rare, **options)
     return found
 
 
@@ -412,6 +413,9 @@ def _of_norms(run: _Run) -> Iterator[_Finding]:
         }
         for part in sorted(times, key=lambda part: (part != "", -times[part].max())):
             rows = (times[part] > 0) & ~run.explained
+            for first, end in spans(rows):
+                # A graver finding also explains a slow recovery.
+                rows[first:end] &= ~run.explained[run.cause(first)]
             if not rows.any():
                 continue
             i = int(np.argmax(np.where(rows, times[part], 0)))

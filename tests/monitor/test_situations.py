@@ -141,6 +141,7 @@ HEALTHY = {
 NAN_FROM_80 = at(STEADY[:120], {(80, 120): np.nan})
 BURST_NORMS = at(STEADY, {(195, 199): [1.15, 1.54, 1.12, 0.64]})
 BURST = at(LOSS, {(195, 199): [5.79, 6.64, 6.06, 5.48]})
+BURSTS = (100, 117), (200, 217)
 LOSS_BURST = r"loss 6\.6.* step 196.*2\.[2-5] times.*195 to 198"
 ONE_SPIKE = at(STEADY, {150: 30.0})
 TORCHTITAN = at(NORMS, {200: 9.0})
@@ -251,6 +252,9 @@ BROKEN = {
     "spike, loss and NaN": (lambda: log(at(STEADY, {60: 30.0, (250, 300): np.nan}), at(LOSS, {120: 9.0, (250, 300): np.nan})),
         "since step 250", r"loss 9.* step 120", r"\b30\b.* step 60"),
     "loss and spike": (lambda: run(WATCH, at(STEADY, {60: 30.0}), BURST), LOSS_BURST, r"\b30\b.* step 60"),
+    # In bursts the norm of a leaf is eight times the usual one; another recovers later.
+    "loss and spike in one leaf": (lambda: run(WATCH, STEADY, at(LOSS, dict.fromkeys(BURSTS, 6.6)), mlp_in=at(0.02 * STEADY, {(117, 120): 0.3}),
+        mlp_out=at(0.02 * STEADY, {(100, 117, 3): 0.08, (200, 217, 3): 0.08, 250: 0.35})), r"loss 6\.6.*100 to 116, 200 to 216", r"mlp_out 0\.35 .*step 250"),
     "loss and NaN": (lambda: run(PRODUCTION, at(STEADY, {(250, 300): np.nan}), BURST), "not finite.* since step 250", LOSS_BURST),
     "spike that brings the loss along": (lambda: log(ONE_SPIKE, at(LOSS, {150: 9.0})), "loss 9.* step 150"),
     "stuck after a spike": (lambda: run(FIXED, at(noise(300, 0.02), {60: 90.0, (150, 300): 2.2})), r"last 150 steps were skipped", r"\b60\b"),
