@@ -131,7 +131,8 @@ def _metrics_in(state: PyTree) -> dict[str, float]:
     if is_list and keys_of_metrics(state[-1]):
         raise TypeError(
             "`opt_state` must hold one step, got a list of dicts, which is a history."
-            " Pass one step, such as history[-1]; optclip.plot plots all of them."
+            " Pass one step, such as history[-1], or for the findings of all steps the"
+            " dict of arrays that optclip.history(opt_state) returns."
         )
     return {key: _number(key, x) for key, x in metrics(state).items()}
 

@@ -148,6 +148,11 @@ def test_summary_inside_jit_raises():
         jax.eval_shape(lambda norm: optclip.summary({"clip/norm": norm}), 1.0)
 
 
+def test_summary_of_list_of_metrics_names_history():
+    with pytest.raises(TypeError, match=r"history\[-1\].*optclip\.history"):
+        optclip.summary([{"clip/norm": 1.0}, {"clip/norm": 2.0}])
+
+
 def test_summary_assigns_leaf_named_norm_to_its_clip():
     tree = {"norm": {"scale": jnp.ones(2)}, "rate": jnp.ones(1)}
     watch = optclip.clip_by_norm(math.inf, record="leaves", name="watch")
