@@ -16,7 +16,7 @@ Example:
   ...     history.append(optclip.metrics(state))
   >>> ax = optclip.plot.norms(history)
   >>> print(ax.get_ylabel())
-  norm of the updates
+  norm
 """
 
 from ._plot._heatmap import heatmap

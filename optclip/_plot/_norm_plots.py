@@ -54,7 +54,7 @@ def norms(
     """
     record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
-    y = "norm of the updates"
+    y = "norm"
     if record.fraction is None:
         _draw_norms(ax, record)
     elif np.isfinite(record.threshold).any():
@@ -193,11 +193,7 @@ def distribution(
             label=f"threshold {limit:.3g}: above {percent(fraction)} of the norms",
             **_DASHED,
         )
-    x = (
-        "norm of the updates"
-        if record.fraction is None
-        else "most clipped norm of each step"
-    )
+    x = "norm" if record.fraction is None else "most clipped norm of each step"
     return _style.finish(ax, x=x, y=record.steps.unit, title=record.title)
 
 
