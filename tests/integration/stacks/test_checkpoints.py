@@ -44,6 +44,14 @@ def test_checkpoint_restored_without_target_has_metrics_and_rejects_steps():
         names["step"](bare, names["targets"][0])
 
 
+def test_page_restores_nnx_run_whose_raw_checkpoint_has_its_metrics():
+    names = page.run("Flax NNX checkpoints", page.run("Flax NNX"))
+    old, new = (names[name].opt_state for name in ("optimizer", "new_optimizer"))
+    expected = optclip.metrics(old)
+    for state in (new, restore(names["path"])):
+        chex.assert_trees_all_equal(optclip.metrics(state), expected)
+
+
 def test_page_continues_on_another_number_of_devices():
     names = page.names("Another number of devices")
     tx, start = names["tx"], names["start"]
