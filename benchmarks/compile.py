@@ -17,7 +17,7 @@ import jax
 import optax
 
 import optclip
-from benchmarks import trees
+from benchmarks import skip, trees
 from benchmarks.timing import Row
 from optclip import recipes
 
@@ -39,13 +39,18 @@ CLIPS: dict[str, dict[str, Callable[[], Any]]] = {
     "leaf": {"optclip": partial(optclip.clip_by_norm, 1.0), "optax": BLOCK_RMS},
     "agc": {"optclip": recipes.agc, "optax": partial(optax.adaptive_grad_clip, 0.01)},
     "adagc": {"optclip": recipes.adagc, "optax": BLOCK_RMS},
-    "skip": {
-        "optclip": lambda: optclip.skip(optclip.clip_by_global_norm(1.0)),
-        "optax": lambda: optax.apply_if_finite(optax.clip_by_global_norm(1.0), 5),
+    # With AdamW inside.
+    "recommended line": {
+        "optclip": lambda: skip.optimizers(1.0)["optclip, recommended line"],
+        "optax": lambda: skip.optimizers(1.0)["optax, apply_if_finite"],
     },
 }
 CASES = [
-    *(Case(tree, "adamw", clip) for tree in ("gpt2", "llama") for clip in CLIPS),
+    *(
+        Case(tree, "none" if clip == "recommended line" else "adamw", clip)
+        for tree in ("gpt2", "llama")
+        for clip in CLIPS
+    ),
     *(Case(str(leaves), "none", "global norm") for leaves in (100, 500, 1000, 2000)),
 ]
 TINY = [Case("8", "none", "global norm")]
