@@ -194,8 +194,8 @@ class Clipping(Base):
             # Keras would warn, and continue with a new state.
             raise ValueError(
                 f"The saved optimizer must have {len(self.variables)} variables, as"
-                f" this one, got {len(saved)}. Use the saved optimizer and clip;"
-                " only fixed thresholds may differ."
+                f" this one, got {len(saved)}. Use the saved optimizer, and a clip with"
+                " the saved scope, kind of rule and record=; numbers may differ."
             )
         if self.built:
             check_saved(learned, self.optclip_held.learned)
