@@ -18,7 +18,7 @@ from tests.support import helpers, oracles
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROW = re.compile(
-    r"^\| `((?:tf|keras|torch|optax)\..*?)` \| `(.*?)`.* \|$", re.MULTILINE
+    r"^\| `((?:tf|keras|model|torch|optax)\..*?)` \| `(.*?)`.* \|$", re.MULTILINE
 )
 ROWS = dict(ROW.findall((ROOT / "docs" / "migrating.md").read_text()))
 GRADS = [np.float32([[3.0, -0.5], [4.0, 0.2]]), np.float32([-2.0, 1.0])]
@@ -126,10 +126,10 @@ def test_row_of_optax_matches_optax(start, results_of):
 
 def test_readme_calls_are_rows_of_the_comparison():
     calls = dict(ROW.findall((ROOT / "README.md").read_text()))
-    assert len(calls) == 3
+    assert len(calls) == 4
     assert calls.items() <= ROWS.items()
-    # Other folders test `agc`, `skip` and the sum over examples.
-    assert len(ROWS) == len(EXPECTED) + 8
+    # Other folders test `agc`, `skip`, the sum over examples and `model.compile`.
+    assert len(ROWS) == len(EXPECTED) + 9
 
 
 # The calls of `skip` on pages, in notebooks and examples follow a lasting change.
