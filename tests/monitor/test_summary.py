@@ -255,7 +255,11 @@ PARTS = {
         (run(ZERO, NAN), ["since step 200. They were zeroed. Call"]),
         (run(FIXED, at(ROWS, {(200, 220): 9, (221, 299): 9})), ["98 of the last 100 steps.*: 200 to 219, 221 to 298. .*step 200.$"]),
         (run(FIXED, at(ROWS, {(200, 300): 9})), ["9 above 5.*use max_norm=scaled"]),
+        (run(FIXED, np.where(np.arange(60) % 3, 9, 0.5)), ["40 of the last 59 steps were skipped"]),
         (run(FIXED, at(3 * ROWS, {150: 9})), ["^-> skip: skipped 1 of 300 recorded steps: 150."]),
+        # Nine steps are too few for a rate. A schedule rises without the spike.
+        (run(GLOBAL(0.01), ROWS[:9]), []),
+        (run(GLOBAL(optax.linear_schedule(0.3, 3.0, 300)), at(ROWS, {150: 400})), ["norm 400 in step 150"]),
         (logged(at(ROWS, {150: 1e37}), steps=1e299 * np.arange(300)), ["in step 1.5e.301, 1.*e.37 times"]),
         (logged(ROWS) | {f"clip/{k}": x for k, x in PARTS.items()}, [r"of x 60 in step 250, 120 times its neighbors \(steps 150, 250"]),
     ],
