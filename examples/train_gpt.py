@@ -24,9 +24,9 @@ It prints, for a learning rate of 0.01 (mean ± standard deviation of three seed
     the same, optax skips norms above 1.5   2.557 ± 0.021   2.462 ± 0.017       49
     the same in optclip.skip                2.555 ± 0.024   2.462 ± 0.018       48
 
-If optax skips norms above 2, it applies bad batches of one seed: 2.496. Without the
-20 free steps, 2.535 at best, with a norm of 3. `optclip.skip` without clipping gives
-2.603 ± 0.029 and 2.499 ± 0.023. At a learning rate of 0.003, clipping at its best
+If optax skips norms above 2, it applies bad batches of one seed: 2.496. If
+it may also skip in the first 20, 2.535 at best, with a norm of 3. `optclip.skip` alone
+gives 2.603 ± 0.029 and 2.499 ± 0.023. At a learning rate of 0.003, clipping at its best
 threshold reaches 2.546 nats on held-out text, and with `optclip.skip` 2.493; at 0.03 it
 reaches 2.700, and with `optclip.skip` 2.580. Without bursts (`BURST_STARTS = ()`)
 `optclip.skip` skips no step, and both end at 2.458 ± 0.018.
