@@ -259,6 +259,7 @@ PARTS = {
         (run(FIXED, at(3 * ROWS, {150: 9})), ["^-> skip: skipped 1 of 300 recorded steps: 150."]),
         # Nine steps are too few for a rate. A schedule rises without the spike.
         (run(GLOBAL(0.01), ROWS[:9]), []),
+        (run(optclip.clip_by_norm(0.01), ROWS), []),  # The norm of one leaf is no length.
         (run(GLOBAL(optax.linear_schedule(0.3, 3.0, 300)), at(ROWS, {150: 400})), ["norm 400 in step 150"]),
         (logged(at(ROWS, {150: 1e37}), steps=1e299 * np.arange(300)), ["in step 1.5e.301, 1.*e.37 times"]),
         (logged(ROWS) | {f"clip/{k}": x for k, x in PARTS.items()}, [r"of x 60 in step 250, 120 times its neighbors \(steps 150, 250"]),
