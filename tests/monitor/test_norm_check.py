@@ -144,11 +144,13 @@ def test_leaves_of_extreme_size_are_no_mistake(size, number):
 
 
 def test_half_of_a_leaf_that_is_missing_is_named():
-    grads = {"a": np.ones(4), "b": np.ones(2)}
-    check = optclip.check_norms(after(clip(), {**grads, "a": np.ones(2)}), grads)
-    assert check.findings == [
-        "`a`: 0.5: half of it is missing. Pass axis_name=specs, () for whole arrays."
-    ]
+    """No name is broken into lines, so that it can be copied."""
+    name = "block/" * 15 + "kernel"
+    grads = {name: np.ones(4), "b": np.ones(2)}
+    check = optclip.check_norms(after(clip(), grads | {name: np.ones(2)}), grads)
+    words = "half of it is missing. Pass axis_name=specs, () for whole arrays."
+    assert check.findings == [f"`{name}`: 0.5: {words}"]
+    assert f"`{name}`:" in str(check)
     tx, whole = optclip.clip_by_global_norm(1.0), dict.fromkeys("ab", np.ones(4))
     check = optclip.check_norms(after(tx, whole | {"b": np.zeros(4)}), whole)
     assert 'record="leaves" shows in which leaf' in check.findings[0]
