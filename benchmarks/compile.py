@@ -39,6 +39,10 @@ CLIPS: dict[str, dict[str, Callable[[], Any]]] = {
     "leaf": {"optclip": partial(optclip.clip_by_norm, 1.0), "optax": BLOCK_RMS},
     "agc": {"optclip": recipes.agc, "optax": partial(optax.adaptive_grad_clip, 0.01)},
     "adagc": {"optclip": recipes.adagc, "optax": BLOCK_RMS},
+    "skip": {
+        "optclip": lambda: optclip.skip(optclip.clip_by_global_norm(1.0)),
+        "optax": lambda: optax.apply_if_finite(optax.clip_by_global_norm(1.0), 5),
+    },
     # With AdamW inside.
     "recommended line": {
         "optclip": lambda: skip.optimizers(1.0)["optclip, recommended line"],

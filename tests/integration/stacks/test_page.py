@@ -13,7 +13,7 @@ from tests.integration.stacks import page
 def test_every_block_of_page_is_run():
     sources = "\n".join(p.read_text() for p in Path(__file__).parent.glob("test_*.py"))
     titles = list(page.blocks())
-    assert len(titles) == 25
+    assert len(titles) == 26
     named = [title for title in titles if f'"{title}"' in sources]
     assert named == titles
 
