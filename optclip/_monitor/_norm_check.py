@@ -179,7 +179,8 @@ def _joined(reads: list[RecordedNorms]) -> RecordedNorms:
         leaves |= {f"{stage}{x}": leaf for x, leaf in read.leaves.items()}
         for key, (norm, names) in read.norms.items():
             norms[f"{stage}{key}"] = norm, [f"{stage}{x}" for x in names]
-    norms = norms or {"": (shared[0][0], [*leaves])}
+    if shared and not norms:
+        norms[""] = shared[0][0], [*leaves]
     return RecordedNorms(norms, shared, leaves, reads[0].names)
 
 

@@ -58,6 +58,11 @@ def test_right_norms_have_ratio_1(case):
     assert "cover the whole arrays, on all devices." in str(check)
 
 
+def test_tree_of_integers_has_no_norms():
+    state = after(optclip.clip_by_norm(1.0, record="leaves"), {"step": GRADS["step"]})
+    assert optclip.check_norms(state, {"step": GRADS["step"]}).ratios == {}
+
+
 def test_integers_and_duplicates_of_sparse_leaves():
     indices = np.array([[0], [0], [2]])
     sparse = BCOO((np.float32([1.0, 2.0, 5.0]), indices), shape=(3,))
