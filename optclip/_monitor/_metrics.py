@@ -243,9 +243,9 @@ def states_in(opt_state: Any) -> list[Recorded]:
         )
         states = states_in(inner)
         inside = [each._replace(skips=(*each.skips, len(states))) for each in states]
-        return [*inside, Recorded(as_kind(ClipState, norm), record, ())]
+        return [*inside, Recorded(*_unboxed(as_kind(ClipState, norm), record), ())]
     if has_field(opt_state, "clip_record"):
-        return [Recorded(as_kind(ClipState, opt_state), {}, ())]
+        return [Recorded(*_unboxed(as_kind(ClipState, opt_state), {}), ())]
     states: list[Recorded] = []
     for child in _children(opt_state):
         before = len(states)
@@ -254,6 +254,22 @@ def states_in(opt_state: Any) -> list[Recorded]:
             for each in states_in(child)
         ]
     return states
+
+
+def _unboxed(state: Any, counts: Any) -> tuple[Any, Any]:
+    """Return a clipping state and the counts of `skip` without boxes.
+
+    Orbax restores a box of Flax NNX without a target as `{"value": array}`.
+    """
+    if not isinstance(state.clip_step, Mapping):
+        return state, counts
+
+    def is_box(x: Any) -> bool:
+        return isinstance(x, Mapping) and not isinstance(x.get("value", x), Mapping)
+
+    return jax.tree.map(
+        lambda x: x["value"] if is_box(x) else x, (state, counts), is_leaf=is_box
+    )
 
 
 def _children(node: Any) -> list[Any]:
@@ -309,9 +325,7 @@ def _numbers(
 ) -> dict[tuple[str, str], tuple[jax.Array, bool]]:
     """Return the numbers of a record, and which are of layers, by field and part."""
     state = recorded.state
-    step, record, counts = _placement.on_device(
-        _unboxed((state.clip_step, state.clip_record[key], recorded.counts.get(key)))
-    )
+    step, record = _placement.on_device((state.clip_step, state.clip_record[key]))
     record = as_kind(ClipRecord, record)
     fields = {
         "norm": record.clip_norm,
@@ -334,26 +348,12 @@ def _numbers(
             part = "" if field == "steps" else _packed_state.as_name(part)
             numbers[field, part] = value, bool(layers)
     if key in recorded.counts:
-        counts = as_kind(SkipRecord, counts)
+        counts = as_kind(SkipRecord, _placement.on_device(recorded.counts[key]))
         numbers["rate", ""] = _rate(counts.skip_skipped, step), False
         for field, value in counts._asdict().items():
             if value is not None:
                 numbers[field.removeprefix("skip_"), ""] = _bare(value), False
     return numbers
-
-
-def _unboxed(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return parts of a state, of which the first is an array, without boxes.
-
-    Orbax restores a box of Flax NNX without a target as `{"value": array}`.
-    """
-    if not isinstance(parts[0], Mapping):
-        return parts
-
-    def is_box(x: Any) -> bool:
-        return isinstance(x, Mapping) and not isinstance(x.get("value", x), Mapping)
-
-    return jax.tree.map(lambda x: x["value"] if is_box(x) else x, parts, is_leaf=is_box)
 
 
 def _rate(count: Any, step: jax.Array) -> jax.Array:
