@@ -54,18 +54,26 @@ def test_methods_page_has_a_row_for_every_recipe():
     assert sorted(rows) == sorted(recipes.__all__)
 
 
+def anchors(path):
+    """Return the anchors of a page, on GitHub and on the site."""
+    text = re.sub("```.*?```", "", path.read_text(), flags=re.DOTALL).lower()
+    return {
+        re.sub(r"[^\w -]", "", heading).replace(" ", "-")
+        for heading in re.findall("^#+ (.*)", text, re.MULTILINE)
+    }
+
+
 @pytest.mark.parametrize(
     "page",
     [f"../{name}" for name in ROOT_PAGES] + sorted(p.name for p in DOCS.glob("*.md")),
 )
-def test_page_links_lead_to_files(page):
+def test_page_links_lead_to_files_and_anchors(page):
     text = (DOCS / page).read_text()
-    linked = re.findall(r"\]\((?!http)([^)#]+)\)", text)
-    folder = (DOCS / page).parent
-    assert not [name for name in linked if not (folder / name).exists()]
+    for name, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+        path = (DOCS / page).parent / name if name else DOCS / page
+        assert anchor in anchors(path) if anchor else path.exists(), path
     places = r"`(tests/[\w/]+(?:\.py)?|(?:optclip|benchmarks|examples)/[\w/]+\.py)`"
-    named = re.findall(places, text)
-    assert not [name for name in named if not (DOCS.parent / name).exists()]
+    assert not [x for x in re.findall(places, text) if not (DOCS.parent / x).exists()]
 
 
 def test_code_lines_fit_the_column_of_the_site():
