@@ -138,11 +138,11 @@ def descent() -> optax.GradientTransformationExtraArgs:
     """Scale by the argument `rate`, since a schedule would not count skipped steps."""
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, rate: Any, **_: Any
+        updates: Any, state: Any, params: Any = None, **extra: Any
     ) -> tuple[Any, Any]:
-        return jax.tree.map(lambda u: -rate * u, updates), state
+        return jax.tree.map(lambda u: -extra["rate"] * u, updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 BEFORE = (

@@ -20,7 +20,7 @@ Index = tuple[int, ...]
 class Operation(NamedTuple):
     kind: str
     operands: list[str]
-    index: int | None  # of a get-tuple-element
+    place: int | None  # of a get-tuple-element
 
 
 def updated(text: str, buffers: str) -> int:

@@ -31,7 +31,7 @@ runtime_version { major: 12 minor: 8 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
 # Choosing the kernels of matrix products by timing them needs a GPU.
-WITHOUT_GPU = {"xla_gpu_autotune_level": 0}
+WITHOUT_GPU: dict[str, Any] = {"xla_gpu_autotune_level": 0}
 
 
 class Program(NamedTuple):
@@ -94,5 +94,7 @@ def compiled(
         # Compiling a large constant expression writes small programs too.
         found = pathlib.Path(folder).glob("*after_optimizations-buffer-assignment.txt")
         buffers = max((path.read_text() for path in found), key=len)
-    memory = executable.memory_analysis()
-    return Program(executable.as_text(), buffers, memory.temp_size_in_bytes)
+    text, memory = executable.as_text(), executable.memory_analysis()
+    assert text is not None
+    assert memory is not None
+    return Program(text, buffers, memory.temp_size_in_bytes)
