@@ -22,6 +22,7 @@ from benchmarks import machine, results, timing
 
 BENCHMARKS = {
     "clip": "clipping alone",
+    "eager": "clipping a few small leaves outside jax.jit",
     "step": "clipping and an optimizer step",
     "skip": "skipping around clipping and an optimizer step",
     "train": "a training step of a GPT-2",

@@ -12,7 +12,8 @@ from benchmarks.timing import Contender
 
 
 @pytest.mark.parametrize(
-    "benchmark", ["clip", "step", "skip", "train", "compile", "matrices", "spikes"]
+    "benchmark",
+    ["clip", "eager", "step", "skip", "train", "compile", "matrices", "spikes"],
 )
 def test_benchmark_tiny_prints_complete_table(benchmark):
     module = importlib.import_module(f"benchmarks.{benchmark}")
