@@ -33,6 +33,7 @@ from optclip import (
     thresholds,
 )
 from optclip._responses import _responses
+from tests.support import helpers
 from tests.support.running_rules import UserRule
 
 # Made by the library, abstract, or without arguments.
@@ -61,7 +62,7 @@ HUGE = 10**400
 ADAM, CLIP = optax.scale_by_adam(), optclip.clip_by_value(1.0)
 STATE = optclip.clip_by_norm(1.0).init(TREE)
 STEPPED = optclip.clip_by_norm(1.0, record="leaves")
-STEPPED = STEPPED.update(TREE, STEPPED.init(TREE))[1]
+STEPPED = helpers.quick_jit(STEPPED.update)(TREE, STEPPED.init(TREE))[1]
 PROJECTIONS = {"query": jnp.ones((3, 4, 2)), "key": jnp.ones((3, 2, 2))}
 LAYERS = {"attn": optclip.Heads("query", "key")}
 LOGITS = {"attn": jnp.full(4, 200.0)}

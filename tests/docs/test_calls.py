@@ -153,7 +153,8 @@ def calls_of_skip():
     """Return the options of each different call of `skip`, as source text."""
     found = set()
     for node in (node for code in codes() for node in ast.walk(ast.parse(code))):
-        if isinstance(node, ast.Call) and re.search(r"\bskip$", ast.unparse(node.func)):
+        function = getattr(node, "func", None)
+        if "skip" in (getattr(function, "id", ""), getattr(function, "attr", "")):
             options = {k.arg: ast.unparse(k.value) for k in node.keywords}
             options = {k: v.replace("optclip.", "") for k, v in options.items()}
             found.add(tuple((k, options[k]) for k in LIMITS + POLICY if k in options))

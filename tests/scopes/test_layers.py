@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 from jax import P
-from jax.experimental.sparse import BCOO
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
@@ -170,6 +169,6 @@ def test_wrong_layers_raise_value_error(over, more, match):
     tx = optclip.clip_by(**{"threshold": 1.0, "over": over, **more})
     tree = stacked(layers())
     tree["net"]["norm"] = tree["net"]["norm"][:3]
-    tree["sparse"] = BCOO.fromdense(np.eye(2, dtype=np.float32))
+    tree["sparse"] = helpers.as_bcoo(np.eye(2, dtype=np.float32))
     with pytest.raises(ValueError, match=match):
         tx.init(tree)

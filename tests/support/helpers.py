@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental.sparse import BCOO
 
 import optclip
 from tests.support import compiler
@@ -101,6 +102,11 @@ def gradients(seed: int = 0, dtype: chex.ArrayDType = jnp.float32) -> chex.Array
         "out": [rng.normal(size=(2, 4)) * 5.0],
     }
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
+
+
+def as_bcoo(matrix: np.ndarray) -> BCOO:
+    """Store every element of a matrix; `BCOO.fromdense` compiles 45 programs."""
+    return BCOO((matrix.ravel(), np.argwhere(np.ones_like(matrix))), shape=matrix.shape)
 
 
 def mixed_gradients(seed: int = 0) -> chex.ArrayTree:

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import thresholds
@@ -164,7 +163,7 @@ def test_clip_that_zeroes_is_rejected(clip):
     ("params", "updates", "error", "words"),
     [
         (None, TWO, ValueError, "params` must be .*constrain clips, got None"),
-        (TWO, BCOO.fromdense(jnp.eye(2)), TypeError, "must be dense, got a BCOO"),
+        (TWO, helpers.as_bcoo(TWO), TypeError, "must be dense, got a BCOO"),
     ],
 )
 def test_call_without_parameters_or_with_sparse_gradient_is_rejected(

@@ -16,7 +16,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 START, BLOCK, HEAD = 7, 32_768, 7
 WHOLE, LAST = 1, 4
-TIMEOUT = 30.0
+TIMEOUT = 600.0  # Seconds; a busy machine needs far more than an idle one.
 
 
 def history(path: str | Path) -> list[dict[str, Any]]:
