@@ -8,9 +8,7 @@ import functools
 import math
 import types
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -20,7 +18,6 @@ from tests.support.registry import FACTORIES
 
 # Thresholds, rates and masks that cannot be hashed.
 ONE = jnp.ones(())
-PARAMS = {"a": np.ones((2, 2), np.float32), "b": np.ones(2, np.float32)}
 MASK = {"a": True, "b": False}
 CLIP = optclip.clip_by_global_norm(ONE)
 LAYERS = {"layer": optclip.Heads("query", "key")}
@@ -51,40 +48,6 @@ def unhashable_in(value, *, is_ours=True):
     except TypeError:
         return [type(value).__name__] if is_ours else []
     return []
-
-
-@jax.tree_util.register_pytree_node_class
-class Opened:
-    """Call a function whose closure is a pytree, as `closure_to_pytree` of Equinox."""
-
-    def __init__(self, function, contents):
-        self.function, self.contents = function, contents
-
-    def tree_flatten(self):
-        return (self.function, self.contents), None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        return cls(*children)
-
-    def __call__(self, *args, **kwargs):
-        (f,), cells = self.function, map(types.CellType, self.contents)
-        code = f.__code__, f.__globals__, f.__name__, f.__defaults__, tuple(cells)
-        function = types.FunctionType(*code)
-        function.__kwdefaults__ = f.__kwdefaults__
-        return function(*args, **kwargs)
-
-
-def opened(tree):
-    """Replace the functions in a tree, and those in their closures."""
-
-    def one(leaf):
-        if not isinstance(leaf, types.FunctionType):
-            return leaf
-        # The function is a leaf that cannot be called, as in Equinox.
-        return Opened(frozenset([leaf]), tuple(map(opened, held_by(leaf) or ())))
-
-    return jax.tree.map(one, tree)
 
 
 TRANSFORMATIONS = {
@@ -131,13 +94,6 @@ TRANSFORMATIONS = {
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_closures_of_transformation_are_hashable(name):
     assert not unhashable_in(TRANSFORMATIONS[name]())
-
-
-@pytest.mark.parametrize("name", recipes.__all__)
-def test_init_of_recipe_works_with_its_closures_opened(name):
-    tx = getattr(recipes, name)()
-    state = jax.eval_shape(opened(tx).init, PARAMS)
-    assert state == jax.eval_shape(tx.init, PARAMS)
 
 
 @pytest.mark.parametrize(
