@@ -21,6 +21,7 @@ from ._run import (
     is_rejected,
     likely_losses,
     loss_key,
+    number_of,
     only,
     others_in,
     outer_skip,

@@ -61,12 +61,12 @@ def stands_out(value: float, recorded: np.ndarray, *, is_loss: bool) -> bool:
 
     Args:
       value: The loss or the norm.
-      recorded: The losses or norms before it, oldest first. Numbers that are not finite
-        and outliers among them are ignored.
+      recorded: The losses or norms before it, oldest first. Outliers, zeros and numbers
+        that are not finite are ignored.
       is_loss: Whether they are losses: mean + 6 std of the last 64; otherwise ten times
         the median of the last 64.
     """
-    usual = recorded[np.isfinite(recorded) & (is_loss | (recorded > 0))][-_LOSSES:]
+    usual = recorded[np.isfinite(recorded) & (recorded != 0)][-_LOSSES:]
     if len(usual) < _FEWEST:
         return False
     if not is_loss:
@@ -160,8 +160,9 @@ def _high_losses(
     # Rows of a long log share windows.
     shared = 1 + count // _LONG
     windows = _windows_before(x, rows[::shared], size)
-    # Logs round losses, so that a std below the last digit is not known.
-    digit = np.diff(np.unique(x)).min(initial=np.abs(x).max())
+    # Below the last decimal of rounded losses no std is known.
+    decimals = (k for k in range(9) if np.array_equal(x, np.round(x, k)))
+    digit = 10.0 ** -next(decimals, 99)
     z = _deviations(x, windows, digit)
     usual = np.median(windows, axis=1)[rows // shared]
     is_high = (z > _DEVIATIONS) & (rows >= start)
@@ -172,11 +173,8 @@ def _high_losses(
         last_rows = np.maximum(count - 1 - high_rows - ahead, 0)
         after = _windows_before(x[::-1], last_rows, size)
         is_low = _deviations(x[high_rows], after, digit) > _DEVIATIONS
-        is_burst[high_rows] = (
-            is_low
-            if ahead == 0
-            else is_burst[high_rows] | (is_low & (last_rows >= size))
-        )
+        has_ended = is_burst[high_rows] | (is_low & (last_rows >= size))
+        is_burst[high_rows] = has_ended if ahead else is_low
     bursts, rise, last = [], None, np.median(x[-_LASTS:])
     for first, end in spans(is_high):
         level = usual[first]
@@ -190,8 +188,13 @@ def _high_losses(
         if is_open or count - end < _FEWER // 2 or is_burst[first:end].any():
             bursts.append((first, end))
     rise = rise or _slow_rise(x, size)
-    score, is_other = np.log(np.maximum(z, 2)), is_other & (rows >= start)
-    return _apart(score, bursts, is_other, _GAP_OF_LOSSES, rare), usual, rise
+    is_other = is_other & (rows >= start)
+    score = np.log(np.maximum(z, 2))
+    found = _apart(score, bursts, is_other, _GAP_OF_LOSSES, rare)
+    if x.min() > 0:
+        # Many std of noisy losses are close to each other, unlike their ratios.
+        found |= _apart(np.log(x / usual), bursts, is_other, _GAP, rare)
+    return found, usual, rise
 
 
 def _slow_rise(x: np.ndarray, size: int) -> tuple[int, float] | None:
@@ -241,6 +244,7 @@ def _apart(
 ) -> np.ndarray:
     """Return the rows of the bursts above a gap in the scores, which are logs."""
     rows = np.zeros(len(score), bool)
+    is_other = is_other.copy()
     for first, end in bursts:
         is_other[max(0, first - 1) : end + 1] = False
     others = np.sort(score[is_other])[::-1]
@@ -252,18 +256,15 @@ def _apart(
     steps = -np.diff([*peaks, others.max(initial=0.0)])
     # The lowest gap is chosen above which bursts are rare and no alternation.
     for i in np.flatnonzero(steps >= gap)[::-1]:
-        firsts = [first for first, _ in bursts[: i + 1]]
-        if len(firsts) <= max(_FEW, rare * len(score)) and not _is_alternation(firsts):
+        firsts = sorted(first for first, _ in bursts[: i + 1])
+        distances = {*np.diff(firsts).tolist()}
+        is_alternation = len(distances) == 1 and min(distances) <= _SUDDEN
+        is_alternation &= len(firsts) >= _FEW
+        if len(firsts) <= max(_FEW, rare * len(score)) and not is_alternation:
             for first, end in bursts[: i + 1]:
                 rows[first:end] = True
             break
     return rows
-
-
-def _is_alternation(rows: list[int]) -> bool:
-    """Return whether rows, four or more, have equal small distances."""
-    distances = {*np.diff(sorted(rows)).tolist()}
-    return len(rows) >= _FEW and len(distances) == 1 and min(distances) <= _SUDDEN
 
 
 def _medians_before(x: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,15 +116,10 @@ def read(history: History, argument: str = "history") -> dict[str, np.ndarray]:
 def loss_key(keys: Iterable[str]) -> str | None:
     """Return the key of the training loss; None if there is none, or if unclear."""
     keys = {str(key): key for key in keys}
-    for name in _LOSSES:
-        if name in keys:
-            return keys[name]
-    losses = [
-        keys[text]
-        for text in likely_losses(keys)
-        if text.lower().split("/")[-1] in _LOSSES
-    ]
-    return losses[0] if len(losses) == 1 else None
+    if names := [name for name in _LOSSES if name in keys]:
+        return keys[names[0]]
+    names = [x for x in likely_losses(keys) if x.lower().split("/")[-1] in _LOSSES]
+    return keys[names[0]] if len(names) == 1 else None
 
 
 def likely_losses(keys: Iterable[str]) -> list[str]:
@@ -149,15 +145,22 @@ def _losses_in(history: Any, lengths: set[int]) -> dict[str, np.ndarray]:
     count = max(lengths, default=np.size(losses) if is_dict else len(rows))
     if key is None or not _is_column(losses, count):
         return {}
-    numbers = np.array([_number_in(x) for x in losses])
+    numbers = np.array([number_of(x) for x in losses], float)
     return {} if np.isnan(numbers).all() else {"loss": numbers}
 
 
-def _number_in(x: Any) -> float:
+def number_of(x: Any) -> float | None:
+    """Return the number in an entry, also if it is written as text, as `save` does."""
+    if isinstance(x, bool):
+        return None
     try:
-        return float(x)
-    except (TypeError, ValueError):
-        return np.nan
+        number = float(x)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    # Sums of larger numbers are not finite, nor are quotients by smaller ones.
+    if abs(number) > 1e300:
+        return math.copysign(math.inf, number)
+    return 0.0 if abs(number) < 1e-300 else number
 
 
 def others_in(history: History) -> list[dict[str, float]]:
@@ -205,12 +208,14 @@ def at(fields: Fields, index: Any) -> Fields:
     }
 
 
-def has_run(names: Mapping[str, Fields], name: str) -> np.ndarray:
+def has_run(
+    names: Mapping[str, Fields], name: str, *, or_all: bool = True
+) -> np.ndarray:
     """Return the steps in which no `skip` around a transformation skipped it.
 
     In the other steps its thresholds are NaN in the output of `history`, and its count
-    of steps stays the same in the metrics of each step. If it ran in none, all steps
-    are returned, so that there is something to read.
+    of steps stays the same in the metrics of each step. If it ran in none, `or_all`
+    returns all steps, so that there is something to read.
     """
     fields = names[name]
     parts = next(iter(fields.values()))
@@ -223,7 +228,7 @@ def has_run(names: Mapping[str, Fields], name: str) -> np.ndarray:
     counts = only(fields, "steps", np.full(len(every), np.nan))
     is_repeated = np.diff(counts, prepend=0) == 0
     is_run = ~((is_nan | is_repeated) & np.any(np.array(consecutive) > 0, axis=0))
-    return is_run if is_run.any() else every
+    return every if or_all and not is_run.any() else is_run
 
 
 def is_rejected(fields: Fields) -> np.ndarray:
@@ -250,10 +255,8 @@ def _keys_read(keys: Mapping[str, Any]) -> list[str]:
 
 
 def _numbers(place: str, x: Any) -> np.ndarray:
-    has_text = isinstance(x, list) and any(entry in _NOT_FINITE for entry in x)
-    numbers = [float(entry) for entry in x] if has_text else x
     try:
-        array = np.atleast_1d(np.asarray(numbers, float))
+        array = np.atleast_1d(np.asarray(x, float))
     except (TypeError, ValueError) as error:
         raise TypeError(_validate.must_be(place, "numbers, one per step", x)) from error
     if array.ndim > 1:
@@ -308,18 +311,12 @@ def chosen(what: str, name: str | None, names: list[str], run: str = "history") 
         return names[0]
     if name in names:
         return str(name)
-    if not names:
-        missing = "clipping norms" if what == "clip" else "groups or leaves"
-        raise ValueError(
-            f"`{run}` has no {missing}. Pass the dicts that optclip.metrics returned."
-        )
+    missing = "clipping norms" if what == "clip" else "groups or leaves"
+    advice = f"Pass one of them, such as {what}={names[0]!r}." if names else ""
     raise ValueError(
-        _validate.must_be(
-            what,
-            f"one of {names}",
-            name,
-            f"Pass one of them, such as {what}={names[0]!r}.",
-        )
+        _validate.must_be(what, f"one of {names}", name, advice)
+        if names
+        else f"`{run}` has no {missing}. Pass the dicts that optclip.metrics returned."
     )
 
 

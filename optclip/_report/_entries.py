@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._formats import FORMATS, number_of
+from .._monitor import number_of
+from ._formats import FORMATS
 
 _HELP = (
     "Pass JSON lines, printed dicts, CSV with a header of different names, one number"
@@ -79,8 +80,7 @@ class Entries(NamedTuple):
 
     def numbers(self, key: str) -> np.ndarray:
         """Return the numbers of a key, NaN where there is none."""
-        numbers = [number_of(row.get(key)) for row in self.rows]
-        return np.array([np.nan if x is None else x for x in numbers])
+        return np.array([number_of(row.get(key)) for row in self.rows], float)
 
     def column(self, key: str, kind: str) -> np.ndarray:
         """Return the numbers of a key in all entries; `kind` is one of `_RANGES`."""

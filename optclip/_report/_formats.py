@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from .._monitor import number_of
 
 # The columns of TensorBoard's downloads.
 _TENSORBOARD = "Wall time", "Step", "Value"
@@ -112,20 +113,6 @@ def _entries_in(line: str) -> list[Any]:
 def _value(text: str) -> Any:
     number = number_of(text)
     return None if text == "None" else text if number is None else number
-
-
-def number_of(x: Any) -> float | None:
-    """Return the number in an entry, also if it is written as text, as `save` does."""
-    if isinstance(x, bool):
-        return None
-    try:
-        number = float(x)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    # Sums of larger numbers are not finite, nor are quotients by smaller ones.
-    if abs(number) > 1e300:
-        return math.copysign(math.inf, number)
-    return 0.0 if abs(number) < 1e-300 else number
 
 
 def _has_number(cells: list[str]) -> bool:

@@ -16,10 +16,10 @@ from .._monitor import (
     fields_by_name,
     likely_losses,
     loss_key,
+    number_of,
     only,
 )
 from ._entries import Entries, LogError
-from ._formats import number_of
 
 # Fields of which a transformation has at least one, besides its norm.
 _BESIDE = "threshold", "coefficient", "steps"
@@ -95,7 +95,10 @@ def log_of(log: Entries, norm: str | None, loss: str | None = None) -> Log:
     if step is not None:
         columns["step"] = rows.column(step, "count")
     elif not metrics and "epoch" in lower:
-        columns["step"] = _numbered(rows.numbers(lower["epoch"]))
+        # Rows are numbered in each run; another one begins where the epoch goes back.
+        is_first = np.diff(rows.numbers(lower["epoch"]), prepend=-np.inf) < 0
+        numbers = np.arange(len(is_first), dtype=float)
+        columns["step"] = numbers - np.maximum.accumulate(numbers * is_first)
     if loss is not None and not np.isnan(losses := rows.numbers(loss)).all():
         columns["loss"] = losses
     notes = log.notes + _lost(merged.having({*kinds, loss}), kinds, step)
@@ -140,18 +143,9 @@ def _is_shuffled(steps: np.ndarray) -> bool:
 
     After a restart steps repeat, or fall between those that were logged before.
     """
-    if len(steps) < 3:
-        return False
     gaps = np.diff(np.sort(steps))
     is_reversed = np.all(np.diff(steps) < 0)
-    return bool(is_reversed or 0 < np.median(gaps) <= gaps.min())
-
-
-def _numbered(epochs: np.ndarray) -> np.ndarray:
-    """Number the rows of each run; another one begins where the epoch goes back."""
-    rows = np.arange(len(epochs), dtype=float)
-    is_first = np.diff(epochs, prepend=-np.inf) < 0
-    return rows - np.maximum.accumulate(rows * is_first)
+    return len(gaps) > 1 and bool(is_reversed or 0 < np.median(gaps) <= gaps.min())
 
 
 def _metrics_in(keys: list[str]) -> dict[str, Fields]:

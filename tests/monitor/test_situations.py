@@ -93,6 +93,7 @@ HEALTHY = {
     "warm-up of the rate": lambda: log(
         noise(300) * along(ROW + 1, {1: 0.05, 120: 3, 300: 3}), along(ROW + 1, {1: 11, 120: 3.5, 300: 3}) * noise(300, 0.02)),
     "warm-up of the threshold": lambda: run(optclip.clip_by_global_norm(WARM_UP), 2 * STEADY),
+    "unlike leaves": lambda: run(optclip.clip_by_norm(1.0), STEADY, **{k: 20.0**i * noise(300, 0.6, i) for i, k in enumerate(LEAVES)}),
     "key bias, leaves": lambda: run(ADAGC, KERNEL, attn_key=KEY_BIAS),
     "key bias": lambda: run(optclip.recipes.adagc(max_norm=None), KERNEL, attn_key=KEY_BIAS),
     # Chaos-Economy.
@@ -116,6 +117,7 @@ HEALTHY = {
         along(RESTARTED, {20: 8.56, 100: 6.43, 500: 3.5, 1000: 2.63, 5000: 2.3}) * noise(257, 0.02), RESTARTED),
     # The attempt that was given up was broken, the run that was continued is not.
     "restart before NaN": lambda: log(at(noise(300), {(180, 200): np.nan, 179: 60}), LOSS, [*range(200), *range(150, 250)]),
+    "restart that is behind NaN": lambda: log(at(noise(220), {(180, 200): np.nan, 179: 60}), LOSS[:220], [*range(200), *range(150, 170)]),
     "heavy tail": lambda: log(1 + np.random.default_rng(0).pareto(2.5, 1000)),
     "wide spread": lambda: log(noise(1000, 1.0)),
     "bfloat16": lambda: log(np.round(0.25 * noise(300, 0.02), 2), np.round(LOSS, 1)),
@@ -215,8 +217,11 @@ BROKEN = {
     # bashkir-language and a log of 50 rows.
     "loss burst in 50 noisy rows": (lambda: log(STEADY[:50], at(0.6 * noise(50, 0.08), {(31, 33): [1.49, 1.62]})), r"loss 1\.62 in step 32.*31 to 32"),
     "loss burst in 300 noisy rows": (lambda: log(STEADY, at(0.9 * noise(300, 0.13), {163: 2.47})), r"loss 2\.47 in step 163"),
+    "loss burst in small batches": (lambda: log(STEADY, at(2 * noise(300, 0.3, 1), {150: 100.0})), r"loss 100 in step 150"),
+    "burst of a constant loss": (lambda: log(STEADY, at(np.full(300, 0.6931), {150: 5.0})), r"loss 5 in step 150"),
     "loss in one row in ten": (lambda: log(STEADY, np.where(ROW % 10, np.nan, at(LOSS, {150: 9.0}))), r"loss 9.* step 150"),
     "loss of a flow": (lambda: log(STEADY, at(-along(ROW + 1, {1: 6, 100: 3000, 300: 3098}), {200: -900})), "loss -900.* step 200(?!.*times)"),
+    "NaN in the loss only": (lambda: log(STEADY, at(LOSS, {(250, 300): np.nan})), "loss: NaN or missing in 50 of 300 steps, since step 250"),
     # BigDL issue 1486.
     "infinite loss": (lambda: log(noise(60), at(1.27 * noise(60, 0.03), {44: np.inf})), r"loss.*not finite.*\b44\b"),
     # crystal-text-llm issue 6: the loss rises from 0.5 to 6 and stays, norms become 0.
@@ -233,6 +238,7 @@ BROKEN = {
     "spike in the last row, clipped": (lambda: run(GLOBAL, at(STEADY, {299: 30.0})), r"\b30\b.* step 299"),
     # mmdetection issue 3446: the norm of one row of an unchanged loss.
     "spike in nine rows": (lambda: log([0.11, 0.09, 0.1, 0.087, 253.27, 0.0649, 0.08, 0.07, 0.09], [0.8, 0.78, 0.77, 0.7612, 0.7796, 0.7372, 0.74, 0.73, 0.72], range(550, 1000, 50)), r"253.*step 750"),
+    "spike in leaves of which one is recorded": (lambda: run(optclip.recipes.adagc(), at(STEADY, {150: 30.0})), r"\b12\.25 in step 150, .*each relative to its threshold"),
     "two spikes": (lambda: log(at(STEADY, {100: 30.0, 220: 25.0}), LOSS), r"(?=.*\b220\b).*\b30\b.* step 100"),
     "burst of six rows": (lambda: log(at(STEADY, {(195, 201): [20, 40, 35, 30, 32, 25]})), r"\b40\b.* step 196"),
     "explosion": (lambda: log(at(STEADY, {(288, 300): 0.5 * 3.0 ** ROW[:12]})), r"8\.857e\+04.* step 299"),
@@ -241,11 +247,14 @@ BROKEN = {
     "norms skipped": (lambda: run(PRODUCTION, at(STEADY, {(195, 199): 40.0})), r"195 to 198"),
     # minFM issue 4: norms of 2.2 above a limit of 2.
     "stuck": (lambda: run(FIXED, np.where(ROW < 150, 1.6, 2.2) * noise(300, 0.02)), r"last 150 steps were skipped.*above 2.*max_norm="),
+    "stuck from the start": (lambda: run(FIXED, 9 * STEADY), r"skip: the last 300 steps were skipped.*max_norm="),
     "stuck at a high level": (lambda: run(FIXED, np.where(ROW < 150, 1.0, 50.0) * noise(300, 0.1)), r"last 150 steps were skipped.*above 2.*max_norm="),
     "threshold follows a spike": (lambda: run(LEARNING, ONE_SPIKE), r"\b30\b.* step 150", "threshold rose"),
     "threshold of skip follows a spike": (lambda: run(optclip.skip(ADAM, max_norm=thresholds.mean_plus_std(3.0, window=20)), ONE_SPIKE), r"\b30\b.* step 150", "skipped 2 of 300", "Use max_norm="),
     "rule has stopped": (lambda: run(LEARNING, at(STEADY, {(50, 300): 0})), "stopped learning|0 since step 50"),
     "clipped in each step": (lambda: run(optclip.clip_by_global_norm(0.05), noise(150)), r"clipped in 100% of 150 steps"),
+    "threshold of 0": (lambda: run(optclip.clip_by_global_norm(0.0), STEADY), r"clipped in 100% of 300 steps, usually to 0 of"),
+    "most of a norm in one leaf": (lambda: run(optclip.clip_by_global_norm(0.01, record="leaves"), 0.3 * STEADY, head=STEADY), "raise the threshold"),
     "skipped too often": (lambda: run(FIXED, np.where(RANDOM < 0.3, 3.0, 1.0)), r"skipped (2|3)\d% of 300"),
     # MaxText pull request 5285: one leaf has nearly all of a norm that is clipped.
     "one leaf has the norm": (lambda: run(GLOBAL, 0.2 * STEADY, mlp_out=40 * STEADY), r"mlp_out has .*99%"),
@@ -276,6 +285,9 @@ IN_STATE = {
     "NaN in one leaf first": "not finite in 42 of 120 steps",
     "NaN in a model of ours": "not finite in 150 of 300 steps",
     "stuck": "last 150 steps were skipped",
+    "stuck from the start": "last 300 steps were skipped",
+    "threshold of 0": "in the last one to 0 of the norm",
+    "most of a norm in one leaf": "raise the threshold",
     "stuck at a high level": "last 150 steps were skipped",
     "stuck after a spike": "last 150 steps were skipped",
     "loss and NaN": "not finite in (50 of 300|the last 50) steps",

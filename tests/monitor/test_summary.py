@@ -221,6 +221,12 @@ REJECTED = optax.apply_if_finite(GLOBAL(1.0), 200)
 PARTLY = optax.apply_if_finite(GLOBAL(1.0), 2)
 ZERO = optclip.clip_by_global_norm(1.0, nonfinite="zero")
 BY_LOSS = optclip.skip(GLOBAL(1.0), max_loss=thresholds.mean_plus_std(6.0))
+ONE = {"norm": 9.0, "coefficient": 0.05, "rate": 1.0, "steps": 20}
+ONE = {f"clip/{field}": x for field, x in ONE.items()}
+STUCK = {"norm": 9.0, "threshold": 5.0, "skipped": 12, "consecutive": 12, "steps": 100}
+STUCK = {f"skip/{field}": x for field, x in STUCK.items()}
+FEW = {"clip/norm": 1.0, "clip/nonfinite": 6, "clip/steps": 100}
+SPIKE = logged(at(ROWS, {150: 60}))
 TWO = logged(at(ROWS, {150: 60, 250: 60}), at(LOSS, {151: 6.6}))
 REPEATED = optax.MultiSteps(optclip.skip(GLOBAL(1.0), max_norm=5.0), 4)
 REPEATED = optax.GradientTransformationExtraArgs(REPEATED.init, REPEATED.update)
@@ -241,6 +247,29 @@ PARTS = {
         (logged(at(ROWS, {151: 60}), at(LOSS, {150: 9})), ["loss 9 in step 150.*that step.$"]),
         # Of the steps skipped last, only one is large.
         (run(MEDIAN, [*NAN, 30]), ["not finite.*200 to 299.* step 200.$", "30 in step 300.*skipped"]),
+        (run(MEDIAN, at(ROWS, {(288, 300): 50})), ["50 above 4.*wait: the threshold has risen from 4"]),
+        (logged(at(ROWS, {(100, 149): np.nan, (250, 300): np.nan})), ["not finite in 99 of 300 steps, the last 50 since step 250"]),
+        (optclip.metrics(run(MEDIAN, at(ROWS, {(100, 250): np.nan}))), ["not finite in 150 of 300 steps. None .*with_history"]),
+        (ONE | {"clip/leaf_norm/a": 9.0, "clip/leaf_norm/b": 0.1}, ["in the last one to 0.05 of the norm.*raise the threshold"]),
+        # Each limit, from both sides.
+        (ONE | {"clip/rate": 0.85}, []),
+        (ONE | {"clip/rate": 0.92}, ["clipped in 92% of 20 steps"]),
+        (ONE | {"clip/coefficient": 0.12}, []),
+        (ONE | {"clip/steps": 15}, []),
+        (STUCK, ["the last 12 steps"]),
+        (STUCK | {"skip/consecutive": 8}, []),
+        (STUCK | {"skip/consecutive": 1, "skip/skipped": 18}, []),
+        (STUCK | {"skip/consecutive": 1, "skip/skipped": 22}, ["skipped 22% of 100"]),
+        (FEW, ["not finite in 6 of 100"]),
+        (FEW | {"clip/nonfinite": 4}, []),
+        (logged(at(ROWS, {(180, 300): 0})), ["0 since step 180"]),
+        (logged(at(ROWS, {(210, 300): 0})), []),
+        (logged(at(ROWS, {(50, 110, 10): np.nan})), ["in 6 of 300 steps: 50, 60, 70, 80, 90, .... Call"]),
+        (logged(at(ROWS, {(0, 3): np.nan, (150, 152): np.nan})), []),
+        (logged(at(ROWS, {(0, 3): np.nan, (150, 153): np.nan})), ["150 to 152"]),
+        (SPIKE | {"clip/threshold": at(1 + 0 * ROWS, {(165, 300): 2.5})}, ["60 in step 150"]),
+        (SPIKE | {"clip/threshold": at(1 + 0 * ROWS, {(165, 300): 5})}, ["60 in step 150", "rose from 1 to 5"]),
+        (SPIKE | {"clip/threshold": at(1 + 0 * ROWS, {(175, 300): 5})}, ["60 in step 150"]),
         (optclip.metrics(run(MEDIAN, [*NAN, 30])), ["not finite in 100 of 301 steps. None .*with_history"]),
         (run(BY_LOSS, ROWS, at(LOSS, {(200, 300): np.nan})), ["^-> loss: not finite in 100 of 300.*since step 200. None"]),
         (optclip.metrics(run(BY_LOSS, ROWS, at(LOSS, {299: np.nan}))), ["^-> loss: not finite. None"]),
