@@ -66,9 +66,10 @@ def explain(
     Returns:
       An `Explanation`. A sentence names the whole batch if its mean loss exceeds mean +
       6 std of the 64 steps before, or its norm 10 times their median; an example,
-      position or slice only if it has over half of the gradient; and a leaf only if it
-      has over 90% or, with a history, over 10 times its median norm. These are
-      findings, not causes.
+      position or slice only if it has over half of the gradient, or an example or one
+      of its positions also over a tenth and a loss above mean + 6 std of the others;
+      and a leaf only if it has over 90% or, with a history, over 10 times its median
+      norm. These are findings, not causes.
 
       A step is reproduced if the norm differs by at most 2%, and the norm of each leaf
       by 5% of itself or of a tenth of the norm; if the loss differs by over 0.5%, norms

@@ -25,10 +25,6 @@ class Slice(NamedTuple):
     fraction: float
     shape: tuple[int, ...]
 
-    @property
-    def length(self) -> int:
-        return self.shape[self.axis]
-
     def __str__(self) -> str:
         return _words(self.axis, self.at, self.shape)
 
@@ -145,8 +141,8 @@ def _largest_first(
     ]
 
 
-def standing_out(entries: list[Contribution]) -> Contribution | None:
-    """Return the first entry, the largest, if it has over half of the total.
+def standing_out(entries: list[Contribution], least: float) -> Contribution | None:
+    """Return the first entry, the largest, if it has over this fraction of the total.
 
     It must also have over twice its equal part, since one of two entries always has
     half. Opposing entries count by their size.
@@ -154,7 +150,7 @@ def standing_out(entries: list[Contribution]) -> Contribution | None:
     sizes = np.abs([entry.fraction for entry in entries])
     if not len(sizes) or not np.all(np.isfinite(sizes)):
         return None
-    return entries[0] if sizes[0] > max(0.5, 2 / len(sizes)) * np.sum(sizes) else None
+    return entries[0] if sizes[0] > max(least, 2 / len(sizes)) * np.sum(sizes) else None
 
 
 class Explanation(NamedTuple):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._monitor import listed
+from .._monitor import listed, stands_out
 from ._attribution import Method
 from ._explanation import Contribution, Leaf, Outlier, named, standing_out
 
 # In healthy models one leaf, such as the embedding, often has over half.
-_MOST_OF_A_LEAF = 0.9
-_MOST_TIMES_MEDIAN = 10
+_MOST_OF_A_LEAF, _MOST_TIMES_MEDIAN = 0.9, 10
+# An example with a loss far above the others is named from this fraction on.
+_SOME = 0.1
 # Ratios within this factor of the largest rose together.
 _TOGETHER = 3
 
@@ -18,10 +19,24 @@ _TOGETHER = 3
 def of_contributions(
     tables: tuple[list[Contribution], ...], method: Method
 ) -> list[str]:
-    """Return the sentence of a single loss, example or position, in this order."""
+    """Return the sentence of a single loss, example or position, in this order.
+
+    One with over half comes before one whose loss is far above the others.
+    """
     of = "the gradient" if method == "derivative" else "the squared norms of examples"
-    entries = filter(None, map(standing_out, tables))
-    return [f"{entry.fraction:.1%} of {of} is {entry}." for entry in entries][:1]
+    found = [x for x in (standing_out(each, 0.5) for each in tables) if x]
+    texts = [f"{entry.fraction:.1%} of {of} is {entry}." for entry in found]
+    # The first positions of a text usually have larger losses.
+    for entries in tables[:2]:
+        losses = np.sort([entry.loss for entry in entries[1:]])
+        first = standing_out(entries, _SOME)
+        if first and stands_out(first.loss, losses, is_loss=True):
+            texts.append(
+                f"{first.fraction:.1%} of {of} is {first}, whose loss is"
+                f" {first.loss:.3g}; the median of the others is"
+                f" {np.median(losses):.3g}."
+            )
+    return texts[:1]
 
 
 def of_leaves(leaves: list[Leaf]) -> list[str]:
@@ -31,9 +46,10 @@ def of_leaves(leaves: list[Leaf]) -> list[str]:
     largest = max(leaves, key=lambda leaf: leaf.fraction)
     part = largest.slice
     of = "of the squared norm of the gradient is"
-    if part is not None and part.length > 2:
+    # Of two slices, one always has half.
+    if part is not None and part.shape[part.axis] > 2:
         fraction = largest.fraction * part.fraction
-        if fraction > max(0.5, 2 / part.length):
+        if fraction > max(0.5, 2 / part.shape[part.axis]):
             return [f"{fraction:.1%} {of} {part} of {named(largest.name)}."]
     if largest.fraction > _MOST_OF_A_LEAF and len(leaves) > 2:
         return [f"{largest.fraction:.1%} {of} {named(largest.name)}."]

@@ -14,8 +14,7 @@ from ._explanation import Leaf, Outlier, Slice
 from ._recorded import LEAF, Numbers
 
 # Trained embeddings have rows of some times the median, and layers differ in scale.
-_MOST_OF_SLICES = 30
-_MOST_OF_LEAVES = 100
+_MOST_OF_SLICES, _MOST_OF_LEAVES = 30, 100
 # A median of fewer says nothing about an outlier.
 _FEWEST = 3
 # Norms below this part of the largest one are rounding errors.
@@ -101,7 +100,7 @@ def _slice(size: Size) -> Slice | None:
         for index in [int(np.argmax(norms))]
         if len(norms) > 1
     ]
-    return max(slices, key=lambda s: s.fraction * s.length, default=None)
+    return max(slices, key=lambda s: s.fraction * s.shape[s.axis], default=None)
 
 
 def outliers_of(sizes: list[Size]) -> list[Outlier]:
@@ -127,7 +126,5 @@ def outliers_of(sizes: list[Size]) -> list[Outlier]:
 def _above(sizes: np.ndarray, most: float) -> list[tuple[int, float]]:
     """Return the index and ratio of sizes that exceed `most` times their median."""
     median = np.median(sizes) if len(sizes) >= _FEWEST else 0.0
-    if median == 0:
-        return []
-    ratios = sizes / median
+    ratios = sizes / (median or np.inf)
     return [(int(i), float(ratios[i])) for i in np.flatnonzero(ratios > most)]

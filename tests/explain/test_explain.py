@@ -52,6 +52,10 @@ PLANTED = {
         lambda params, batch: setitem(batch[2], 5, 100.0),
         "of the gradient is example 5.",
     ),
+    "three bad examples": (
+        lambda params, batch: setitem(batch[2], np.s_[[1, 3, 5]], 20.0),
+        "whose loss is ",
+    ),
     "bad position": (
         lambda params, batch: setitem(batch[2], (2, 4), 300.0),
         "of the gradient is position 4 of example 2.",
