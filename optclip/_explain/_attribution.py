@@ -29,6 +29,8 @@ class Step:
     Attributes:
       losses: Function of parameters and batch that returns unreduced losses.
       flat: Parameters.
+      leaves: Their floating-point leaves, which are differentiated.
+      names: Paths of these leaves.
       args: Batch.
       shape: Shape of the losses.
       microbatch_size: Number of examples differentiated at a time.
@@ -36,18 +38,11 @@ class Step:
 
     losses: Callable[..., jax.Array]
     flat: _leaves.Flat
+    leaves: list[jax.Array]
+    names: list[str]
     args: tuple[PyTree, ...]
     shape: tuple[int, ...]
     microbatch_size: int
-
-    @property
-    def leaves(self) -> list[jax.Array]:
-        """Return the floating-point leaves, which are differentiated."""
-        return [*map(jnp.asarray, compress(self.flat.leaves, self.flat.clippable()))]
-
-    @property
-    def names(self) -> list[str]:
-        return [*compress(_leaves.names_of(self.flat.paths), self.flat.clippable())]
 
     def of(self, leaves: list[jax.Array], args: tuple[PyTree, ...]) -> jax.Array:
         """Return the losses of some examples at other floating-point leaves."""
@@ -125,7 +120,11 @@ def step_of(
             f"`losses` must return {_WANTED}, got the shape {shape} for arguments of"
             " several rows. Return the losses before their mean or sum."
         )
-    step = Step(losses, flat, args, shape, microbatch_size or shape[0])
+    step = Step(
+        losses, flat, [*map(jnp.asarray, compress(flat.leaves, flat.clippable()))],
+        [*compress(_leaves.names_of(flat.paths), flat.clippable())],
+        args, shape, microbatch_size or shape[0],
+    )  # fmt: skip
     if step.microbatch_size < shape[0] and not step.can_be_split():
         shapes = sorted({jnp.shape(x) for x in jax.tree.leaves(args)})
         raise ValueError(

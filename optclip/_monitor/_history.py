@@ -83,19 +83,16 @@ def history(opt_state: PyTree) -> dict[str, np.ndarray]:
     columns, rows = columns_in(text), np.asarray(rows, np.float32)
     total = round(float(count))
     steps = np.arange(max(0, total - len(rows)), total)
-    return {"step": steps, **_quantities(columns, rows[steps % len(rows)])}
-
-
-def _quantities(columns: list[Column], rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the array of each quantity, with NaN where it was not computed."""
-    numbers = {column.key: rows[:, i].copy() for i, column in enumerate(columns)}
+    series = rows[steps % len(rows)].T
+    numbers = {x.key: y.copy() for x, y in zip(columns, series, strict=True)}
+    # What was not computed is NaN.
     for column in columns:
         for skip in column.skips:
             numbers[column.key][numbers[f"{skip}/consecutive"] > 0] = np.nan
     has_loss, loss = numbers.pop(HAS_LOSS) > 0, numbers.pop(LOSS)
     if has_loss.any():
         numbers[LOSS] = np.where(has_loss, loss, np.float32(np.nan))
-    return numbers
+    return {"step": steps, **numbers}
 
 
 def _history_in(opt_state: PyTree) -> Any:

@@ -127,7 +127,12 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       Norms that `nonfinite` zeroed or made NaN do not count as clipped. ``clip/steps``
       stays 0 if the training loop drops the new state.
     """
-    states, probes = states_in(opt_state), _records_of(opt_state)
+    states = states_in(opt_state)
+    probes = [
+        (_leaves.path_str(path) or "cotangent", x)
+        for path, x in jax.tree.leaves_with_path(opt_state, is_leaf=is_cotangent_record)
+        if is_cotangent_record(x)
+    ]
     advice = (
         "Pass the whole state of the chain, with a clipping transformation that was"
         " built with record=True. Transformations of optax and wrappers such as"
@@ -361,15 +366,6 @@ def _rate(count: Any, step: jax.Array) -> jax.Array:
     counts = _bare(count).astype(jnp.float32)
     # Of a stack, one count per layer shares the number of steps.
     return counts / jnp.expand_dims(steps, range(steps.ndim, counts.ndim))
-
-
-def _records_of(tree: PyTree) -> list[tuple[str, CotangentRecord]]:
-    """Return the records in a tree with their paths, `cotangent` for an empty path."""
-    return [
-        (_leaves.path_str(path) or "cotangent", value)
-        for path, value in jax.tree.leaves_with_path(tree, is_leaf=is_cotangent_record)
-        if is_cotangent_record(value)
-    ]
 
 
 def _entries_of(record: CotangentRecord) -> dict[str, jax.Array]:

@@ -55,12 +55,10 @@ class NormCheck(NamedTuple):
             f"{count} of {count} norms of {self.name!r} cover the whole arrays, on all"
             " devices."
         )
-        lines = self.findings[:_MOST] or [right]
-        more = len(self.findings) - _MOST
+        lines, more = self.findings[:_MOST] or [right], len(self.findings) - _MOST
         lines += [f"... and {more} more"] if more > 0 else []
-        if self.others:
-            others = ", ".join(map(repr, self.others))
-            lines.append(f"Not checked, pass name=: {others}.")
+        others = ", ".join(map(repr, self.others))
+        lines += [f"Not checked, pass name=: {others}."] if others else []
         return wrapped("\n".join([*lines, *self.questions[:3], _HIDDEN]))
 
 

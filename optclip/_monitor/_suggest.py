@@ -58,10 +58,12 @@ class Suggestion(NamedTuple):
             for q, x in self.quantiles.items()
         ]
         nonfinite = f", {self.nonfinite} more not finite" if self.nonfinite else ""
-        rate = f"{self.rate:.1%}" if self.rate >= 0.01 else f"{self.rate:.2%}"
-        last = f"max_norm={self.max_norm:.9g} would have clipped {rate} of"
+        rate = f"{self.rate:.{1 if self.rate >= 0.01 else 2}%}"
         start = f" (first {self.skipped} skipped)" if self.skipped else ""
-        lines.append(f"{last} {self.steps} steps{start}{nonfinite}")
+        lines.append(
+            f"max_norm={self.max_norm:.9g} would have clipped {rate} of"
+            f" {self.steps} steps{start}{nonfinite}"
+        )
         if self.largest > _MANY * self.quantiles[0.5]:
             lines.append(
                 f"the largest norm of all is {self.largest:.2g}, over {_MANY} times the"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,8 +72,10 @@ def summarized(opt_state: PyTree, most: int = 10) -> tuple[list[str], list[str]]
     else:
         numbers = _metrics_in(opt_state)
         names = every = fields_by_name({k: np.array([x]) for k, x in numbers.items()})
-        if (columns := _history_of(opt_state)).keys() >= numbers.keys():
-            every, steps, loss = _rows(columns)
+        with contextlib.suppress(ValueError):  # The state has no history, or no row.
+            columns = history(opt_state)
+            if len(columns["step"]) and columns.keys() >= numbers.keys():
+                every, steps, loss = _rows(columns)
     last = {name: at(fields, -1) for name, fields in names.items()}
     clips = clips_in(names)
     lines = [line for name in clips for line in _lines_of(name, last[name], most)]
@@ -92,15 +95,6 @@ def _rows(
     return fields_by_name(columns), columns["step"], columns.get("loss")
 
 
-def _history_of(state: PyTree) -> dict[str, np.ndarray]:
-    """Return the rows in a state; none before the first step or without a history."""
-    try:
-        columns = history(state)
-    except ValueError:
-        return {}
-    return columns if len(columns["step"]) else {}
-
-
 def _lines_of(name: str, fields: Fields, most: int) -> list[str]:
     """Return the lines of one transformation: its norms, then its groups or leaves."""
     if only(fields, "steps") == 0:
@@ -110,14 +104,8 @@ def _lines_of(name: str, fields: Fields, most: int) -> list[str]:
         return [f"{name}: skipped in all recorded steps"]
     lines = [f"{name}: {', '.join(_phrases(fields))}"]
     for field in ("norm", "leaf_norm"):
-        norms = fields.get(field, {})
-        if [*norms] in ([], [""]):
-            continue
-        rates, nonfinite = (
-            [fields.get(each, {}).get(part, 0.0) for part in norms]
-            for each in ("rate", "nonfinite")
-        )
-        lines += _lines_of_parts([*norms], [*norms.values()], rates, nonfinite, most)
+        if [*fields.get(field, {})] not in ([], [""]):
+            lines += _lines_of_parts(fields, field, most)
     return lines
 
 
@@ -171,7 +159,9 @@ def _phrases(fields: Fields) -> list[str]:
         phrases[0] = f"{'most clipped ' if of_many else ''}{phrases[0]}"
     if of_many and fraction is not None:
         phrases.append(f"{percent(fraction)} of the norms clipped in the last step")
-    skipped, steps = only(fields, "skipped"), _steps(only(fields, "steps"))
+    skipped, count = only(fields, "skipped"), only(fields, "steps")
+    # Metrics logged by older versions have no count.
+    steps = f"{count:.0f} step{'' if count == 1 else 's'}" if count else "the steps"
     if rate is not None and skipped is None:
         subject = "at least one" if of_many else "clipped"
         clipped = f"{subject} in {up_to}{percent(rate)} of"
@@ -186,22 +176,13 @@ def _phrases(fields: Fields) -> list[str]:
     return phrases
 
 
-def _steps(count: float | None) -> str:
-    """Format the number of steps; metrics logged by older versions have no count."""
-    if count is None:
-        return "the steps"
-    return f"{count:.0f} step{'' if count == 1 else 's'}"
-
-
-def _lines_of_parts(
-    parts: list[str],
-    sizes: list[float],
-    rates: list[float],
-    nonfinite: list[float],
-    most: int,
-) -> list[str]:
+def _lines_of_parts(fields: Fields, field: str, most: int) -> list[str]:
     """Return a line for each of the first groups or leaves, with its fraction."""
-    norms = np.array(sizes)
+    parts, norms = [*fields[field]], np.array([*fields[field].values()])
+    rates, nonfinite = (
+        [fields.get(each, {}).get(part, 0.0) for part in parts]
+        for each in ("rate", "nonfinite")
+    )
     fractions = fractions_of(norms).tolist()
     # NaN parameters make all leaves NaN, so the leaf that was first has most steps.
     is_finite = np.isfinite(norms)
@@ -210,11 +191,13 @@ def _lines_of_parts(
         np.where(is_finite, 0, np.negative(nonfinite)),
         is_finite,
     )
-    lines = [
-        f"  {percent(fractions[i]):>5}  {norms[i]:<8.4g}  {parts[i]}"
-        f"{_suffix(rates[i], nonfinite[i])}"
-        for i in np.lexsort(order)[:most]
-    ]
+    lines = []
+    for i in np.lexsort(order)[:most]:
+        phrases = [f"clipped in {percent(rates[i])}"] if rates[i] else []
+        phrases += [f"not finite in {nonfinite[i]:.0f}"] if nonfinite[i] else []
+        end = f" ({', '.join(phrases)})" if phrases else ""
+        row = f"  {percent(fractions[i]):>5}  {norms[i]:<8.4g}  {parts[i]}{end}"
+        lines.append(row)
     left = len(parts) - len(lines)
     return lines + ([f"         and {left} more"] if left else [])
 
@@ -231,10 +214,3 @@ def _line_of_cotangents(name: str, fields: Fields) -> str:
         *([f"{nonfinite:.0f} not finite"] if nonfinite else []),
     ]
     return f"{name}: {', '.join(phrases)}"
-
-
-def _suffix(rate: float, nonfinite: float) -> str:
-    """Return the text after the name of a group or leaf."""
-    phrases = [f"clipped in {percent(rate)}"] if rate else []
-    phrases += [f"not finite in {nonfinite:.0f}"] if nonfinite else []
-    return f" ({', '.join(phrases)})" if phrases else ""

@@ -76,7 +76,7 @@ class Report(NamedTuple):
 
     path: str
     log: Log
-    steps: tuple[float, float]
+    steps: list[float]
     restarts: int
     summary: list[str]
     verdict: list[str]
@@ -103,16 +103,16 @@ def report_of(path: str, log: Log, rate: float, skip_first: float) -> Report:
             for part in parts[:MOST]
         ]
         left += len(parts[MOST:])
-    ends = _step(steps[0]), _step(steps[-1])
+    ends = _numbers(steps[[0, -1]])
     restarts = int(np.sum(np.diff(steps) < 0))
     return Report(
         path, log, ends, restarts, [] if log.norm else about, verdict, norms, left
     )
 
 
-def _step(step: float) -> float:
-    """Return the number of a step, as an integer if it is one."""
-    return int(step) if step == int(step) else float(step)
+def _numbers(steps: np.ndarray) -> list[float]:
+    """Return the numbers of steps, as integers where they are."""
+    return [int(x) if x == int(x) else x for x in steps.tolist()]
 
 
 def _norm_of(
@@ -150,7 +150,7 @@ def _norm_of(
         nonfinite=len(norms) - len(finite),
         median=float(np.median(finite)) if finite.size else None,
         largest=float(finite.max()) if finite.size else None,
-        largest_step=_step(steps[at]) if finite.size else None,
+        largest_step=_numbers(steps)[at] if finite.size else None,
         threshold=threshold,
         clipped=clipped,
         suggestion=suggestion,
@@ -168,10 +168,8 @@ def text_of(report: Report) -> str:
     lines += [f"{norm.label}: {phrase(norm)}" for norm in report.norms]
     lines += [f"-> {finding}" for finding in report.verdict or ["nothing stands out"]]
     for norm in report.norms:
-        lines += ["", f"Suggested threshold for {norm.label}"]
-        lines += [
-            str(norm.suggestion) if norm.suggestion else f"none: {norm.no_suggestion}"
-        ]
+        suggestion = norm.suggestion or f"none: {norm.no_suggestion}"
+        lines += ["", f"Suggested threshold for {norm.label}", str(suggestion)]
     if report.left:
         lines += ["", f"and {report.left} more groups or leaves with smaller norms"]
     return "\n".join(lines)
@@ -207,7 +205,6 @@ def phrase(norm: Norm) -> str:
 
 def json_of(report: Report, version: str) -> str:
     """Return the report as a JSON object; numbers that do not exist are null."""
-    first, last = report.steps
     norms = [
         norm._asdict() | {"suggestion": norm.suggestion and norm.suggestion._asdict()}
         for norm in report.norms
@@ -217,8 +214,8 @@ def json_of(report: Report, version: str) -> str:
         "file": report.path,
         "entries": report.log.entries,
         "read": report.log.read,
-        "first_step": first,
-        "last_step": last,
+        "first_step": report.steps[0],
+        "last_step": report.steps[1],
         "restarts": report.restarts,
         "notes": report.log.notes,
         "summary": report.summary,
