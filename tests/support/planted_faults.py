@@ -316,12 +316,12 @@ FAULTS = [
     ),
     Fault(
         "_explain/_findings.py",
-        "if fraction > max(0.5, 2 / part.length):",
+        "if fraction > max(0.5, 2 / part.shape[part.axis]):",
         "if fraction > 0:",
         "explain/test_explain.py",
     ),
     Fault(
-        "_report/_formats.py",
+        "_monitor/_run.py",
         "if isinstance(x, bool):",
         "if False:",
         "report/test_report.py",
