@@ -72,6 +72,12 @@ def noting_engines() -> Iterator[list[Noted]]:
             outer += noted
 
 
+_WITHOUT_STATE = (
+    "To clip without a state, call the function of the same name, such as"
+    " optclip.functional.clip_by_global_norm(grads, max_norm), or build the"
+    " transformation with record=False, which accepts any state. To record in place of"
+    " optax's clipping or record=False, move its state with optclip.carry_over."
+)
 _OF_UPDATE = ("updates", "state", "params")
 # Thresholds that no norm changes, so that noise does not exceed them. Without them the
 # compiled AGC of a narrow Llama had 67,900 lines instead of 60,400.
@@ -104,6 +110,11 @@ class Engine:
         """Whether an update depends on the step count or on a memory."""
         is_fixed = self.rules.are_stateless and is_same_always(self.clip.response)
         return self.clip.norm.remembers or not is_fixed
+
+    @functools.cached_property
+    def learns(self) -> bool:
+        """Whether an update may depend on a memory."""
+        return self.clip.norm.remembers or bool(self.rules.learning)
 
     @property
     def key(self) -> str:
@@ -207,7 +218,9 @@ class Engine:
         layout = layout_of(self.clip, updates)
         names = [self.name] if self.record else []
         number = len(self.rules.by_argument) + self.clip.norm.remembers
-        memory = _record.memory_in(state, names, self.measured, number)
+        memory = _record.memory_in(
+            state, names, self.measured, number, learns=self.learns
+        )
         # Neither a memory nor a common decision may differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
             check_axes_known(layout)
@@ -232,9 +245,9 @@ class Engine:
 
     def _named(self, memory: list[PyTree]) -> PyTree:
         """Return a memory under the key of its norm, unless nothing is learned."""
-        learns = self.clip.norm.remembers or self.rules.learning
         # A fixed threshold keeps the memory of a rule that it replaces.
-        return {self.measured: memory} if learns or jax.tree.leaves(memory) else memory
+        is_learned = self.learns or jax.tree.leaves(memory)
+        return {self.measured: memory} if is_learned else memory
 
     def _split(
         self, memory: list[PyTree], layout: Layout
@@ -377,13 +390,16 @@ def with_optional_state(
 
     If it neither records nor has a memory, its state is optax's `EmptyState`, and it
     accepts any state, as optax's own clipping does. If it only records, it also accepts
-    None and `EmptyState`, and then records nothing. Each state is returned unchanged.
+    None, as optax's tests pass it, and records nothing. Both are returned unchanged.
     """
     if engine.needs_state:
         return optax.GradientTransformationExtraArgs(init, update)
 
     def init_fn(params: PyTree) -> ClipState | optax.EmptyState:
-        if not engine.record and not _are_arrays(params):
+        if not engine.record and not all(
+            isinstance(x, (bool, int, float, complex)) or hasattr(x, "dtype")
+            for x in _leaves.flatten(params).leaves
+        ):
             # As optax does: the tree may be a model with functions in it.
             return optax.EmptyState()
         state = init(params)  # Raises the errors of bad arguments.
@@ -392,34 +408,22 @@ def with_optional_state(
     def update_any_state(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, Any]:
-        is_absent = state is None or isinstance(state, optax.EmptyState)
-        if engine.record and not is_absent:
-            _check_recordable(state)
+        if engine.record and state is not None:
+            is_empty = isinstance(state, optax.EmptyState)
+            _validate.require(
+                "state",
+                state,
+                isinstance(state, ClipState),
+                "the ClipState that init returned, or None",
+                f"{_record.ORDER} {_WITHOUT_STATE}",
+                ValueError if is_empty else TypeError,
+            )
             return update(updates, state, params, **extra_args)
         unused = init(updates) if engine.record else engine.no_state
         clipped, _ = update(updates, unused, params, **extra_args)
         return clipped, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_any_state)
-
-
-def _are_arrays(tree: PyTree) -> bool:
-    """Return whether each leaf of a tree is an array or a number."""
-    return all(
-        isinstance(x, (bool, int, float, complex)) or hasattr(x, "dtype")
-        for x in _leaves.flatten(tree).leaves
-    )
-
-
-def _check_recordable(state: Any) -> None:
-    """Raise unless a transformation that needs no state can record in this one."""
-    wanted = "the ClipState that init returned, None or optax.EmptyState()"
-    advice = (
-        f"{_record.ORDER} To clip without a state, call the function of the same"
-        " name, such as optclip.functional.clip_by_global_norm(grads, max_norm), or"
-        " build the transformation with record=False, which accepts any state."
-    )
-    _validate.kind("state", state, ClipState, wanted, advice)
 
 
 def check_use_norm(

@@ -351,7 +351,7 @@ def shape_of(block: Block, norm: jax.Array) -> tuple[int, ...]:
 
 
 def memory_in(
-    state: Any, names: list[str], measured: str, num_memories: int
+    state: Any, names: list[str], measured: str, num_memories: int, *, learns: bool
 ) -> list[PyTree]:
     """Return the memories; raise unless `init` of such a transformation made them."""
     _validate.kind("state", state, ClipState, "a ClipState", ORDER)
@@ -362,15 +362,16 @@ def memory_in(
             " none. Pass the record= and name= that made the state, or create a new"
             " state with init."
         )
-    memory = state.clip_memory
+    learned, memory = "", state.clip_memory
     if isinstance(memory, Mapping):
         ((learned, memory),) = memory.items()
-        if learned != measured:
-            raise ValueError(
-                f"`state` must have been learned from the norms {measured!r}, got"
-                f" {learned!r}: its thresholds do not apply. {_ADVICE} After a change"
-                " of norm= or over=, move it with optclip.carry_over."
-            )
+    if learned != measured and (learned or learns):
+        raise ValueError(
+            f"`state` must have been learned from the norms {measured!r}, got"
+            f" {learned or 'a fixed threshold'!r}: its thresholds do not apply."
+            f" {_ADVICE} After a change of norm=, over= or the threshold, move it with"
+            " optclip.carry_over."
+        )
     if num_memories != len(memory):
         raise ValueError(
             "`state` belongs to another transformation (rule memories:"

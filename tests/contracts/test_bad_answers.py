@@ -239,6 +239,12 @@ PAIR = "the tuple that clip_before's init.*"
     ("tx", "state", "error", "words"),
     [
         (LEAF, (), T, r"the ClipState.*tuple.*is tx\.update\(updates, s.*record=False"),
+        (
+            LEAF,
+            optclip.clip_by_norm(1.0, record=False),
+            V,
+            "ClipState.*got Empty.*record=False, which accepts.*optclip.carry_over",
+        ),
         (LEAF, optclip.clip_by_norm(1.0, name="z"), V, "'clip'.*got .'z'.*Pass"),
         (LEAF, optclip.clip_by_norm(1.0, record="leaves"), V, OTHER_RECORD),
         (
@@ -247,9 +253,26 @@ PAIR = "the tuple that clip_before's init.*"
             V,
             r"got \[\]; record=False",
         ),
+        # The state of another norm.
+        *(
+            (tx, other, V, "from the norms 'Norm .*, got 'Norm .*carry_over")
+            for tx, other in (
+                (QUANTILE, optclip.clip_by_rms(thresholds.quantile())),
+                (QUANTILE, optclip.clip_by_norm(thresholds.quantile(), ord=np.inf)),
+                *(
+                    tuple(
+                        optclip.skip(
+                            optax.identity(), max_norm=EMA, norm=norm, over="leaf"
+                        )
+                        for norm in norms
+                    )
+                    for norms in (("l2", "rms"), ("average", "rms"))
+                ),
+            )
+        ),
         (LEAF, optclip.clip_by_value(lower=0.0), V, "rule memories: 2.*Pass"),
         (LEAF, optclip.clip_by_group_norm(1.0, LABELS), V, OTHER_RECORD),
-        (QUANTILE, LEAF, V, f"{FOREIGN} no memory, as for a fixed threshold.*Pass"),
+        (QUANTILE, LEAF, V, "from the norms 'Norm 2 .*got 'a fixed threshold'.*Pass"),
         (
             QUANTILE,
             optclip.clip_by_norm(thresholds.zscore()),

@@ -111,26 +111,6 @@ def test_state_survives_keys_joined_by_slashes():
 
 
 RULE = thresholds.quantile(0.5, 8)
-OTHERS = {
-    "rms": optclip.clip_by_rms(RULE),
-    "average": optclip.clip_by_average_norm(RULE),
-    "l1": optclip.clip_by_norm(RULE, ord=1),
-    "max": optclip.clip_by_norm(RULE, ord=float("inf")),
-    "tree": optclip.clip_by_global_norm(RULE),
-    "matrix": optclip.clip_by(RULE, over=optclip.matrices()),
-    "skip": optclip.skip(optax.identity(), max_norm=RULE, norm="rms", over="leaf"),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_state_of_another_norm_raises(name):
-    tx, other = optclip.clip_by_norm(RULE), OTHERS[name]
-    if name == "skip":
-        tx = optclip.skip(optax.identity(), max_norm=RULE, over="leaf")
-    state = jax.tree.map(lambda x: jnp.full_like(x, 9), tx.init(PARAMS))
-    assert jax.tree.structure(state) != jax.tree.structure(other.init(PARAMS))
-    with pytest.raises(ValueError, match="from the norms 'Norm .*carry_over"):
-        other.update(PARAMS, state)
 
 
 def test_fixed_threshold_keeps_the_memory_of_a_rule():

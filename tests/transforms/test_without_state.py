@@ -10,8 +10,8 @@ import pytest
 import optclip
 from optclip import responses, thresholds
 from optclip.typing import ClipState
-from tests.support import helpers
-from tests.support.registry import by_trait
+from tests.support import helpers, registry
+from tests.support.registry import ENTRIES, by_trait
 
 TREE = helpers.gradients()
 # These count steps or learn.
@@ -42,9 +42,13 @@ def test_record_option_changes_no_update(entry):
     assert len(jax.tree.leaves(lean_state)) < len(jax.tree.leaves(state))
 
 
-ABSENT = [None, optax.EmptyState()]
 # Some trainers pass a single state for everything.
-FOREIGN = [*ABSENT, optax.adam(1e-3).init({"w": np.ones(2)}), {"step": 3}]
+FOREIGN = [
+    None,
+    optax.EmptyState(),
+    optax.adam(1e-3).init({"w": np.ones(2)}),
+    {"step": 3},
+]
 FIXED = [
     functools.partial(optclip.clip_by, 1.0),
     functools.partial(optclip.clip_by_norm, {"dense": 1.0, "out": None}),
@@ -59,7 +63,7 @@ def test_fixed_clip_without_state_clips_as_with_it(make):
     def clipped(tree):
         tx = make(record=True)
         outs = [tx.update(tree, tx.init(tree), tree)[0]]
-        for record, states in ((True, ABSENT), (False, FOREIGN), ("leaves", ABSENT)):
+        for record, states in ((True, [None]), (False, FOREIGN), ("leaves", [None])):
             for state in states:
                 out, same = make(record=record).update(tree, state, tree)
                 assert same is state
@@ -74,6 +78,37 @@ def test_fixed_clip_without_state_clips_as_with_it(make):
 def test_clip_without_state_takes_none_in_place_of_gradient():
     tx, params = optclip.clip_by_norm(1.0, record="leaves"), {"a": 1.0, "b": 1.0}
     assert tx.update({"a": 4.0, "b": None}, None, params)[0] == {"a": 1.0, "b": None}
+
+
+MAKERS = {e.id: e.make for e in by_trait()} | {"clippy": optclip.recipes.clippy}
+
+
+@functools.cache
+def states():
+    """Return a state of each structure."""
+    made = [
+        optclip.recipes.clippy(),
+        *(entry.make(record=x) for entry in ENTRIES for x in (True, False, "leaves")),
+        *map(registry.of_rule, registry.RULES),
+    ]
+    return {jax.tree.structure(x): x for x in (tx.init(TREE) for tx in made)}
+
+
+@pytest.mark.parametrize("record", [True, "leaves"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_update_of_another_state_raises_or_records_in_place(name, record):
+    tx = MAKERS[name](record=record)
+    own = tx.init(TREE)
+    for structure, state in states().items():
+        try:
+            _, after = jax.eval_shape(tx.update, TREE, state, TREE)
+        except (ValueError, TypeError):
+            assert structure != jax.tree.structure(own)
+            continue
+        assert jax.tree.structure(after) == structure
+        assert after.clip_record.keys() == own.clip_record.keys()
+        # A fixed threshold keeps the memory of a rule.
+        assert isinstance(own.clip_memory, list) or structure == jax.tree.structure(own)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
