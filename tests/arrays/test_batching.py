@@ -49,8 +49,7 @@ def test_clip_many_leaves_derivative_stays_with_its_leaf():
 
     slope = weights / (1 + x**2) ** 1.5
     bend = np.diag(-3 * weights * x / (1 + x**2) ** 2.5)
-    derivatives = quick_jit(lambda x: (jax.grad(loss)(x), jax.hessian(loss)(x)))
-    first, second = derivatives(x)
+    first, second = quick_jit(lambda x: (jax.grad(loss)(x), jax.hessian(loss)(x)))(x)
     np.testing.assert_allclose(first, slope, rtol=1e-5)
     np.testing.assert_allclose(second, bend, rtol=1e-5)
 

@@ -16,8 +16,7 @@ from optclip import functional as F
 def test_mask_prefix_covers_sparse_leaves_and_none():
     mat = BCOO((jnp.array([3.0]), jnp.array([[1]])), shape=(4,))
     tree = {"x": [mat, jnp.array([4.0])], "y": None, "z": jnp.array([9.0])}
-    mask = {"x": True, "y": True, "z": False}
-    assert F.global_norm(tree, mask=mask) == 5.0
+    assert F.global_norm(tree, mask={"x": True, "y": True, "z": False}) == 5.0
     by_map = jax.tree.map(lambda _: True, tree)
     np.testing.assert_allclose(F.global_norm(tree, mask=by_map), np.sqrt(106))
 
@@ -108,8 +107,7 @@ def in_b(path):
     ids=["function", "tree", "leaves"],
 )
 def test_entries_of_leaves_hidden_by_optax_are_ignored(clip):
-    hidden = {"w": jnp.array([5.0]), "v": jnp.zeros(1)}
-    tree = {"a": jnp.array([3.0, 4.0]), "b": hidden}
+    tree = {"a": jnp.array([3.0, 4.0]), "b": {"w": jnp.array([5.0]), "v": jnp.zeros(1)}}
     masked = optax.masked(clip, {"a": True, "b": False})
     parts = optax.partition({"p": clip, "q": clip}, {"a": "p", "b": "q"})
     for tx, expected in ((masked, 5.0), (parts, 2.0)):

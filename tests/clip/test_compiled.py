@@ -128,8 +128,7 @@ def test_adamw_step_with_clipping_reads_gradients_twice_more():
 def test_infinite_threshold_makes_no_copy(watch):
     """Adam squares the same elements: XLA on CPU would store the squares."""
     watched = room_of(step_with(watch(np.inf), some_leaves("float32")))
-    room = ROOM * num_bytes(some_leaves("float32"))
-    assert watched <= room_of(plain_step()) + room
+    assert watched <= room_of(plain_step()) + ROOM * num_bytes(some_leaves("float32"))
 
 
 def num_instructions(function, num_leaves):

@@ -48,10 +48,11 @@ def test_functions_return_norms_that_may_span_several_leaves():
         for name in F.__all__
         if name.startswith("clip_by")
     }
-    returned = {
-        name for name, hint in hints.items() if typing.get_origin(hint) is tuple
+    assert {k for k, hint in hints.items() if typing.get_origin(hint) is tuple} == {
+        "clip_by",
+        "clip_by_global_norm",
+        "clip_by_group_norm",
     }
-    assert returned == {"clip_by", "clip_by_global_norm", "clip_by_group_norm"}
 
 
 @pytest.mark.parametrize("number", [2**40, np.int64(2**40)])

@@ -69,8 +69,7 @@ def test_norm_on_gpu_is_accurate(dtype, size, p, blocks, monkeypatch):
 @pytest.mark.parametrize("size", [1.0, 1e30])
 def test_norm_of_slices_on_gpu_is_accurate(size, monkeypatch):
     axes = [([1], (0,)), ([1], (1,)), ([2], (1,)), ([0], (0,)), ([3], (0,))]
-    leaves = drawn("float32", size)
-    got, exact = measured(leaves, axes, 2.0, monkeypatch)
+    got, exact = measured(drawn("float32", size), axes, 2.0, monkeypatch)
     for one, other in zip(got, exact, strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, rtol=1e-5)

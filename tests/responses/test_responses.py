@@ -127,8 +127,7 @@ def test_curves_of_elements_match_formula(name, size):
     """The curve is the same at every scale, odd, and straight near zero."""
     x = np.array([-3.0, -1.0, -1e-3, 0.0, 1e-6, 0.5, 40.0])
     given = np.append(x * size, 1e-15).astype(np.float32)
-    tx = optclip.clip_by_value(size, response=name)
-    clipped = helpers.quickly_clipped(tx, given)
+    clipped = helpers.quickly_clipped(optclip.clip_by_value(size, response=name), given)
     threshold = float(np.float32(size))
     expected = threshold * CURVES[name](given.astype(np.float64) / threshold)
     np.testing.assert_allclose(clipped, expected, rtol=2e-6, atol=size * 1e-20)
@@ -149,8 +148,7 @@ def test_drop_elements_zeroes_those_beyond_bounds():
 
 def test_proportional_slices_beside_infinite_one_are_scaled():
     clip = optclip.clip_by(1.0, over=optclip.axes(0), response="proportional")
-    x = np.float32([[3.0, np.inf], [4.0, 0.0]])
-    clipped = helpers.quickly_clipped(clip, x)
+    clipped = helpers.quickly_clipped(clip, np.float32([[3.0, np.inf], [4.0, 0.0]]))
     np.testing.assert_allclose(clipped[:, 0], [0.6, 0.8], rtol=1e-6)
     assert np.all(np.isnan(clipped[:, 1]))
 
@@ -357,12 +355,11 @@ def test_negative_constant_names_signed_attribute(call):
 
 @pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
 def test_signed_response_keeps_nan_and_policy(nonfinite):
-    bad = 0.0 if nonfinite == "zero" else np.nan
     cases = [
         (np.nan, 3, np.nan),
         (-np.inf, 3, np.nan),
         (np.inf, 3, 3),
-        (-2, np.inf, bad),
+        (-2, np.inf, 0.0 if nonfinite == "zero" else np.nan),
     ]
     for p, x, expected in [*cases, (-2, 0, 0)]:
         clip = functools.partial(

@@ -85,9 +85,8 @@ class Everything(optclip.scopes.Scope):
 
 def test_mask_excludes_leaf_for_which_custom_scope_returns_block():
     tree = {"w": jnp.array([3.0]), "b": jnp.array([4.0])}
-    mask = {"w": True, "b": False}
     clipped = helpers.quickly_clipped(
-        optclip.clip_by(1.0, over=Everything(), mask=mask), tree
+        optclip.clip_by(1.0, over=Everything(), mask={"w": True, "b": False}), tree
     )
     assert clipped == {"w": 1.0, "b": 4.0}
 

@@ -83,8 +83,7 @@ def test_broken_norm_learns_as_without_its_steps_and_stops_no_other(rule, scope)
         np.testing.assert_array_equal(outs["b"][:, 1:], healthy["b"][:, 1:])
     found, expected = outs["b"][good, place], alone["b"][: len(good), place]
     np.testing.assert_array_equal(found, expected)
-    given = updates if of_params else broken
-    assert np.any(found != given["b"][good, place])
+    assert np.any(found != (updates if of_params else broken)["b"][good, place])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -195,8 +195,7 @@ traced_quantiles = helpers.quick_jit(quantiles)
 
 @pytest.mark.parametrize("q", [0.0, 0.77, 1.0])
 def test_quantile_known_or_traced_equals_numpy(q):
-    known = helpers.quick_jit(lambda: quantiles(q))()
-    for limits in (known, traced_quantiles(q)):
+    for limits in (helpers.quick_jit(lambda: quantiles(q))(), traced_quantiles(q)):
         for window, found in zip((1, 5), limits, strict=True):
             ends = range(1, len(LAST_NORMS) + 1)
             expected = [
@@ -278,8 +277,7 @@ CASES = {
 def test_learned_threshold_follows_its_paper(case):
     # An oracle remembers norms, so each run of the test needs a new one.
     rule, oracle = copy.deepcopy(CASES[case])
-    tx = optclip.clip_by_global_norm(rule)
-    limits, clipped, _ = thresholds_of(tx, rules.NORMS)
+    limits, clipped, _ = thresholds_of(optclip.clip_by_global_norm(rule), rules.NORMS)
     expected = np.array([oracle.step(n) for n in rules.NORMS])
     # 0.9 and 0.1 in float32 add up to 2e-8 less than 1. In what zscore remembers the
     # deviations add up to 0.6e-5, and capped to 1.1e-5.

@@ -211,8 +211,7 @@ def test_statistic_of_elements_on_unknown_axes_is_rejected():
 def test_logarithmic_mean_plus_std_follows_float64(spread):
     """Also where ratios of norms exceed the range of float32."""
     normal = np.random.default_rng(0).normal(size=(5, 30))
-    centers = np.array([-60, -20, 0, 20, 60])[:, None]
-    logs = np.clip(centers + spread * normal, -85, 85)
+    logs = np.clip(np.array([-60, -20, 0, 20, 60])[:, None] + spread * normal, -85, 85)
     norms = np.float32(np.exp(logs))
     rule = T.mean_plus_std(1.0, 8, warmup=4, log=True)
     logs = np.log(np.float64(norms))

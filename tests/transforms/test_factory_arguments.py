@@ -36,8 +36,7 @@ GRADIENTS = [
 @pytest.mark.parametrize(("name", "gradients"), GRADIENTS)
 def test_factory_of_gradients_raises_with_pure_call(name, gradients):
     call = rf"directly, call optclip\.functional\.{name}\(updates, \.\.\.\)\.$"
-    error = ValueError if name in OF_ARRAYS else TypeError
-    with pytest.raises(error, match=call):
+    with pytest.raises(ValueError if name in OF_ARRAYS else TypeError, match=call):
         getattr(optclip, name)(gradients, *FACTORIES[name])
 
 

@@ -66,8 +66,7 @@ def test_use_norm_varying_over_devices_raises():
     tx = optclip.clip_by_global_norm(1.0, use_norm="norm")
 
     def update(tree):
-        norm = jnp.sqrt(jnp.sum(tree**2))
-        return tx.update(tree, tx.init(tree), norm=norm)[0]
+        return tx.update(tree, tx.init(tree), norm=jnp.sqrt(jnp.sum(tree**2)))[0]
 
     spec = P("data")
     with pytest.raises(ValueError, match="`norm` varies over the mesh axes"):
