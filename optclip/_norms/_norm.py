@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -214,20 +215,6 @@ class Norm(Measurement):
     is_entrywise = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ord", self._order())
-        _validate.fraction("per_count", self.per_count)
-        exponent = _validate.as_float(self.per_count)
-        _validate.require(
-            "per_count", self.per_count, exponent is not None,
-            "a Python or NumPy number", "An array may be traced.", TypeError,
-        )  # fmt: skip
-        object.__setattr__(self, "per_count", exponent)
-        # A mean of means differs from the mean of all elements. A class with its own
-        # `measure` would measure the norms of leaves as if they were elements.
-        composes = exponent == 0 and type(self).measure is Norm.measure
-        object.__setattr__(self, "composes", composes)
-
-    def _order(self) -> float:
         wanted = (
             "a Python or NumPy number above 0, or inf for the largest absolute value"
         )
@@ -241,7 +228,18 @@ class Norm(Measurement):
                 advice = "Pass a number, such as 2.0 or float('inf')."
             raise TypeError(_validate.must_be("ord", wanted, self.ord, advice))
         _validate.require("ord", self.ord, order > 0, wanted)
-        return order
+        object.__setattr__(self, "ord", order)
+        _validate.fraction("per_count", self.per_count)
+        exponent = _validate.as_float(self.per_count)
+        _validate.require(
+            "per_count", self.per_count, exponent is not None,
+            "a Python or NumPy number", "An array may be traced.", TypeError,
+        )  # fmt: skip
+        object.__setattr__(self, "per_count", exponent)
+        # A mean of means differs from the mean of all elements. A class with its own
+        # `measure` would measure the norms of leaves as if they were elements.
+        composes = exponent == 0 and type(self).measure is Norm.measure
+        object.__setattr__(self, "composes", composes)
 
     def measure(
         self,
@@ -285,18 +283,16 @@ class Norm(Measurement):
         )
         norms = _sums.norms_of(arrays, plan)
         if self.per_count:
-            divisors = [self._divisor(n, plan.dtype) for n in counts]
+            powers = [_leaves.count_as(n, plan.dtype) ** self.per_count for n in counts]
+            # A NumPy number has no weak type.
+            of = np.dtype(plan.dtype).type
+            divisors = [of(x) if isinstance(x, float) else x for x in powers]
             norms = norms.map(lambda root, n: root / n, norms.with_entries(divisors))
         if flushed:
             norms = norms.map(_sums.flush_small)
         if len(blocks) >= MANY:
             norms = norms.map(_xla.computed_once)
         return Measured(norms)
-
-    def _divisor(self, count: Any, dtype: str) -> np.generic | jax.Array:
-        """Return a power of `_count`, as a NumPy number, which has no weak type."""
-        power = _leaves.count_as(count, dtype) ** self.per_count
-        return np.dtype(dtype).type(power) if isinstance(power, float) else power
 
 
 L1: Norm = Norm(1.0)
@@ -383,19 +379,16 @@ def measure(
     Returns:
       One norm per block, float32, or float64 if any leaf is. Each is a scalar, or with
       `axis` has the shape of the leaf with 1 at these axes. Norms read inf above the
-      largest float, 0 below 2**-60 (2**-500 in float64), and NaN if an element is NaN.
+      largest float, means if their sum or root is above it before the division. They
+      read 0 below 2**-60 (2**-500 in float64), and NaN if an element is NaN.
 
     Raises:
       ValueError: A leaf lacks an axis, or `axis_name` is not mapped.
     """
     _check(blocks, axis_name)
-    blocks = [_with_axis_name(block, axis_name) for block in blocks]
+    declared = functools.partial(dataclasses.replace, axis_name=axis_name)
+    blocks = [dataclasses.replace(x, leaves=[*map(declared, x.leaves)]) for x in blocks]
     return as_norm(norm).measure(blocks).norms.entries()
-
-
-def _with_axis_name(block: Block, axis_name: AxisName | None) -> Block:
-    leaves = [dataclasses.replace(x, axis_name=axis_name) for x in block.leaves]
-    return dataclasses.replace(block, leaves=leaves)
 
 
 def _check(blocks: Sequence[Block], axis_name: AxisName | None) -> None:

@@ -339,7 +339,9 @@ def _parts_of(arrays: list[jax.Array], plan: NormPlan) -> list[Part]:
     """
     in_block = collections.Counter(member.block for member in plan.members)
     shapes = [
-        () if m.axis is None else _without(x.shape, m.axis)
+        ()
+        if m.axis is None
+        else tuple(1 if i in m.axis else size for i, size in enumerate(x.shape))
         for x, m in zip(arrays, plan.members, strict=True)
     ]
     groups: dict[Hashable, list[int]] = {}
@@ -358,10 +360,6 @@ def _parts_of(arrays: list[jax.Array], plan: NormPlan) -> list[Part]:
                 axis, x = (1,), jnp.stack([arrays[i].ravel() for i in few])
             parts.append(Part([x], axis, shapes[first], members))
     return parts
-
-
-def _without(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(1 if i in axis else size for i, size in enumerate(shape))
 
 
 def _merged(parts: list[Part], small: float) -> list[Part]:
