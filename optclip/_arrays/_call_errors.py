@@ -112,11 +112,15 @@ def no_attribute(module: str, name: str, ours: str | None = None) -> AttributeEr
     if ours is not None:
         hint = f"Did you mean {ours}?"
     elif name.replace("_", "").lower() in _CONSTRAINTS:
-        hint = "Use optclip.constrain(optimizer, clip), see docs/clipping_parameters.md"
-        hint += " for each `clip`. In model.fit, constraints of Keras work too."
+        hint = (
+            "Use optclip.constrain(optimizer, clip), see docs/clipping_parameters.md"
+            " for each `clip`. In model.fit, constraints of Keras work too."
+        )
         if module == "optclip.keras":
-            hint = "Pass layers kernel_constraint=, such as keras.constraints.MaxNorm(2"
-            hint += "); optclip.constrain is for optax."
+            hint = (
+                "Pass layers kernel_constraint=, such as keras.constraints.MaxNorm(2);"
+                " optclip.constrain is for optax."
+            )
     return AttributeError(f"module {module!r} has no attribute {name!r}. {hint}")
 
 
@@ -129,14 +133,12 @@ def _unknown(name: str, keyword: str, accepted: Iterable[str], hint: str = "") -
     """Return the text of the error for a keyword that a function does not have."""
     ours = [x for x in _FOREIGN.get(keyword, ()) if x in accepted]
     close = difflib.get_close_matches(keyword, sorted(accepted), n=1)
-    if not hint and ours:
-        hint = f"Use {_VALUES.get(keyword, f'{ours[0]}=')} instead."
-    elif not hint and keyword in _GENERAL:
-        hint = f"Use clip_by(..., {keyword}=...)."
-    elif not hint and keyword in _NEEDLESS:
-        hint = f"Remove it: {_NEEDLESS[keyword]}"
-    elif not hint and close:
-        hint = f"Did you mean {close[0]}=?"
-    elif not hint:
-        hint = f"Its arguments are {', '.join(sorted(accepted))}."
-    return f"{name}() has no argument '{keyword}'. {hint}"
+    hints = (
+        hint,
+        f"Use {_VALUES.get(keyword, f'{ours[0]}=')} instead." if ours else "",
+        f"Use clip_by(..., {keyword}=...)." if keyword in _GENERAL else "",
+        f"Remove it: {_NEEDLESS[keyword]}" if keyword in _NEEDLESS else "",
+        f"Did you mean {close[0]}=?" if close else "",
+        f"Its arguments are {', '.join(sorted(accepted))}.",
+    )
+    return f"{name}() has no argument '{keyword}'. {next(filter(None, hints))}"

@@ -119,10 +119,11 @@ def wrapped(
     is_unclipped: jax.Array, original: BCOO, mat: BCOO, data: jax.Array
 ) -> BCOO:
     """Return the matrix with its data clipped, or the original one if unclipped."""
-    data = _placement.placed_as(data, original.data)
-    indices = _placement.placed_as(mat.indices, original.indices)
-    indices = jnp.where(is_unclipped, original.indices, indices)
-    data = jnp.where(is_unclipped, original.data, data)
+    pairs = (original.data, data), (original.indices, mat.indices)
+    data, indices = (
+        jnp.where(is_unclipped, old, _placement.placed_as(new, old))
+        for old, new in pairs
+    )
     return with_data(original, data, indices=indices)
 
 
@@ -165,7 +166,7 @@ def _summed(mat: BCOO) -> BCOO:
         mat = _as_it_varies(_without_duplicates(mat), mat)
     ends = jnp.array(mat.shape[mat.n_batch : mat.n_batch + mat.n_sparse])
     inside = jnp.all(mat.indices < jnp.broadcast_to(ends, mat.indices.shape), axis=-1)
-    inside = inside.reshape(inside.shape + (1,) * mat.n_dense)
+    inside = jnp.expand_dims(inside, range(inside.ndim, mat.data.ndim))
     inside = jnp.broadcast_to(inside, mat.data.shape)
     return with_data(mat, jnp.where(inside, mat.data, jnp.zeros_like(mat.data)))
 
@@ -174,12 +175,10 @@ def _without_duplicates(mat: BCOO) -> BCOO:
     data = _placement.whole(_leaves.widen(mat.data))
     # JAX finds duplicates by sorting, which requires gathered arrays.
     indices = _placement.whole(mat.indices)
-    if indices.dtype.itemsize >= 4:
-        return with_data(mat, data, indices=indices).sum_duplicates(nse=mat.nse)
     # The index of padding is the size, which a dtype of fewer bits may not hold. As its
     # data is 0, it may wrap to any index afterwards.
-    wide = with_data(mat, data, indices=indices.astype(jnp.int32))
-    out = wide.sum_duplicates(nse=mat.nse)
+    wide = indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices
+    out = with_data(mat, data, indices=wide).sum_duplicates(nse=mat.nse)
     return with_data(mat, out.data, indices=out.indices.astype(indices.dtype))
 
 

@@ -47,8 +47,7 @@ class Flat:
         return jax.tree.unflatten(self.treedef, leaves)
 
     def clippable(self) -> list[bool]:
-        pairs = zip(self.paths, self.leaves, strict=True)
-        return [is_clippable(path, leaf) for path, leaf in pairs]
+        return [*map(is_clippable, self.paths, self.leaves)]
 
 
 def is_sparse(leaf: LeafLike) -> bool:
@@ -83,8 +82,7 @@ def check_format(path: KeyPath, leaf: LeafLike) -> None:
 
 def flatten(tree: PyTree) -> Flat:
     pairs, treedef = jax.tree.flatten_with_path(tree, is_leaf=is_sparse)
-    paths, leaves = [path for path, _ in pairs], [leaf for _, leaf in pairs]
-    return Flat(tree, paths, leaves, treedef)
+    return Flat(tree, [path for path, _ in pairs], [x for _, x in pairs], treedef)
 
 
 def unmarked(path: KeyPath) -> KeyPath:
@@ -174,21 +172,18 @@ def is_clippable(path: KeyPath, leaf: LeafLike) -> bool:
         check_format(path, leaf)
         _check_batches(path, leaf)
         return is_clippable(path, leaf.data)
-    if isinstance(leaf, (float, complex)):
-        return True
-    if isinstance(leaf, (bool, int)):
-        return False
+    if isinstance(leaf, (bool, int, float, complex)):
+        return isinstance(leaf, (float, complex))
     dtype = getattr(leaf, "dtype", None)
     check_is_ours(path, leaf)
     if dtype is None or not hasattr(leaf, "shape"):
         wanted = "an array, a number, a BCOO matrix or None"
         subject = named(path, "The") if path else "The tree"
         raise TypeError(_validate.must_be(subject, wanted, leaf, _REMOVE))
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jax.dtypes.float0:
-        return False
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.dtype(dtype).name not in _SCALE_FORMATS
-    if jnp.issubdtype(dtype, jnp.integer) or dtype == np.bool_:
+    is_kept = (jnp.issubdtype(dtype, x) for x in (jnp.integer, jax.dtypes.prng_key))
+    if dtype in (np.bool_, jax.dtypes.float0) or any(is_kept):
         return False
     raise TypeError(
         f"{named(path, 'The')} must be floating-point or complex, which is clipped, or"

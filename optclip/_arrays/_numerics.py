@@ -125,9 +125,8 @@ def as_count(value: Any) -> jax.Array:
     an average may be off by a rounding.
     """
     value = jnp.asarray(value)
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        return value
-    return jnp.round(value).astype(jnp.int32)
+    is_float = jnp.issubdtype(value.dtype, jnp.floating)
+    return jnp.round(value).astype(jnp.int32) if is_float else value
 
 
 def as_counted_in(value: Any, kind: Any) -> Any:

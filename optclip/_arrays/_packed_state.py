@@ -88,9 +88,9 @@ def packed(memory: PyTree, norm: PyTree, *, is_like_params: bool) -> PyTree:
 
     def one(x: Any) -> Any:
         entries = _entries(treedef, x)
-        if entries is None:
-            return x
-        if is_like_params and shapes == [jnp.shape(e) for e in entries]:
+        if entries is None or (
+            is_like_params and shapes == [jnp.shape(e) for e in entries]
+        ):
             return x
         if not _can_be_stacked(entries, shapes):
             return by_position(treedef, entries)
@@ -174,8 +174,8 @@ def _digest(treedef: TreeDef) -> str:
 @functools.lru_cache(maxsize=64)
 def _names(treedef: TreeDef) -> tuple[str, ...]:
     """Return the unique paths of the leaves."""
-    numbered = treedef.unflatten(range(treedef.num_leaves))
-    return tuple(unique_names([x for x, _ in jax.tree.leaves_with_path(numbered)]))
+    pairs = jax.tree.leaves_with_path(treedef.unflatten(range(treedef.num_leaves)))
+    return tuple(unique_names([path for path, _ in pairs]))
 
 
 def is_per_norm(treedef: TreeDef, x: Any) -> bool:

@@ -36,9 +36,7 @@ def zeros(norm: jax.ShapeDtypeStruct, tree: PyTree) -> jax.Array:
         and jax.sharding.get_abstract_mesh().empty
     ):
         place = _concrete(place, tree)
-    if place is None:
-        return jnp.zeros(norm.shape, norm.dtype)
-    if isinstance(place.mesh, Mesh):
+    if place is None or isinstance(place.mesh, Mesh):
         return jnp.zeros(norm.shape, norm.dtype, device=place)
     return jnp.zeros(norm.shape, norm.dtype, out_sharding=place)
 
@@ -71,9 +69,9 @@ def _concrete(place: Any, tree: PyTree) -> Any:
     """Return the sharding on the devices of `tree`; None if its leaves are traced."""
     for x in jax.tree.leaves(tree):
         sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
-        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-        if mesh is not None and mesh.abstract_mesh == place.mesh:
-            return NamedSharding(mesh, place.spec)
+        is_named = isinstance(sharding, NamedSharding)
+        if is_named and sharding.mesh.abstract_mesh == place.mesh:
+            return NamedSharding(sharding.mesh, place.spec)
     return None
 
 
@@ -225,7 +223,10 @@ def on_device(tree: PyTree) -> PyTree:
     """Return a tree with its arrays on the device, the same tree if all are there."""
     if not any(map(_is_on_host, jax.tree.leaves(tree))):
         return tree
-    return jax.tree.map(_moved, tree)
+    space = jax.memory.Space.Device
+    return jax.tree.map(
+        lambda x: jax.device_put(x, space) if _is_on_host(x) else x, tree
+    )
 
 
 def back(new: PyTree, old: PyTree) -> PyTree:
@@ -244,10 +245,6 @@ def _is_on_host(x: Any) -> bool:
     if isinstance(x, Tracer):
         return jax.typeof(x).memory_space == jax.memory.Space.Host
     return isinstance(x, jax.Array) and x.sharding.memory_kind in _HOST_KINDS
-
-
-def _moved(x: Any) -> Any:
-    return jax.device_put(x, jax.memory.Space.Device) if _is_on_host(x) else x
 
 
 def _moved_back(new: Any, old: Any) -> Any:

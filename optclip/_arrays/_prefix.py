@@ -194,9 +194,10 @@ def _differences(prefix: PyTree, tree: PyTree, is_leaf: Any) -> str:
     there = _leaves.flatten(tree).paths
     lacking = [p for p in there if not any(p[: len(g)] == g for g in paths)]
     unknown = [g for g in paths if not any(p[: len(g)] == g for p in there)]
-    declared = (("Missing:", lacking), ("Unexpected:", unknown))
     text = "".join(
-        f" {what} {_listed(entries)}." for what, entries in declared if any(entries)
+        f" {what} {_listed(entries)}."
+        for what, entries in (("Missing:", lacking), ("Unexpected:", unknown))
+        if any(entries)
     )
     return text + _nesting(lacking, unknown)
 
@@ -261,10 +262,15 @@ def spread_mask(
     for path, value in zip(flat.paths, spread, strict=True):
         if not isinstance(value, (bool, np.bool_)):
             subject = f"`{name}` for {_leaves.named(path)}"
-            wanted = "True or False, not a traced value"
             advice = "Pass a tree of bools or a function that returns one."
-            advice = f"{advice} {_validate.static(name, value)}"
-            raise TypeError(_validate.must_be(subject, wanted, value, advice))
+            raise TypeError(
+                _validate.must_be(
+                    subject,
+                    "True or False, not a traced value",
+                    value,
+                    f"{advice} {_validate.static(name, value)}",
+                )
+            )
     is_missed = any(live) and not any(map(operator.and_, spread, live))
     if is_missed and not has_masked_nodes(flat.tree):
         there = [p for p, is_live in zip(flat.paths, live, strict=True) if is_live]

@@ -16,9 +16,6 @@ from jax.core import Tracer
 from ._types import PyTree
 
 _LARGEST = float(np.finfo(np.float64).max)
-# int32 counts the steps.
-_LARGEST_COUNT = 2**31 - 1
-
 
 # The fix for a tensor, by the library of its class.
 _TO_JAX = {
@@ -159,11 +156,7 @@ def is_number(value: Any) -> bool:
     dtype = getattr(value, "dtype", None)
     if dtype is None or not hasattr(value, "shape") or is_foreign(value):
         return False
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return False
-    return bool(
-        jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
-    )
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer))
 
 
 def number(
@@ -240,7 +233,8 @@ def length(name: str, value: Any, *, least: int = 1) -> int:
     """Return a Python or NumPy int of at least `least`: a shape, so never traced."""
     wanted = f"an int from {least} to 2**31 - 1"
     number = whole(name, value, wanted, static(name, value))
-    require(name, value, least <= number <= _LARGEST_COUNT, wanted)
+    # int32 counts the steps.
+    require(name, value, least <= number < 2**31, wanted)
     return number
 
 
@@ -309,8 +303,9 @@ def options(given: Mapping[str, Any], known: Iterable[str]) -> None:
     known = sorted(known)
     for name, value in given.items():
         if name not in known:
-            wrong = f"{name}={shown(value)}"
-            raise TypeError(f"Unknown option {wrong}. The options are {known}.")
+            raise TypeError(
+                f"Unknown option {name}={shown(value)}. The options are {known}."
+            )
 
 
 def flag(name: str, value: Any) -> Any:

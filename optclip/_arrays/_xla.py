@@ -26,8 +26,8 @@ FEW = 2**16
 
 
 def may_be_split(x: jax.Array) -> bool:
-    types = jax.typeof(x).sharding.mesh.axis_types
-    return any(kind != AxisType.Manual for kind in types)
+    mesh = jax.typeof(x).sharding.mesh
+    return any(kind != AxisType.Manual for kind in mesh.axis_types)
 
 
 def on_gpu(
@@ -137,11 +137,10 @@ def in_place(new: PyTree, old: PyTree) -> PyTree:
 
 
 def _after_reading(new: Any, old: Any) -> Any:
-    # Outside jit a barrier would be a copy.
-    if not isinstance(new, Tracer) or not isinstance(old, Tracer):
-        return new
-    # A barrier rejects operands that vary over different axes of a mesh.
-    if varying(jax.typeof(new)) != varying(jax.typeof(old)):
+    # Outside jit a barrier would be a copy. It rejects operands that vary over
+    # different axes of a mesh.
+    is_eager = not (isinstance(new, Tracer) and isinstance(old, Tracer))
+    if is_eager or varying(jax.typeof(new)) != varying(jax.typeof(old)):
         return new
     return lax.optimization_barrier((new, old))[0]
 
