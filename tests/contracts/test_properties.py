@@ -31,8 +31,10 @@ FORMULAS = [e for e in ENTRIES if covering.full or e in by_trait() or e.id in OR
     ),
 )
 def test_entry_hostile_magnitudes_follow_formula(entry, dtype):
-    # Norms are computed in float32, whose sums the compiler may reorder.
-    jit = helpers.optimized_jit if dtype == "float32" else helpers.quick_jit
+    # Norms are computed in float32, whose sums the compiler may reorder. An optimized
+    # program costs five times as much.
+    is_sum = dtype == "float32" and entry.id in ORDERS
+    jit = helpers.optimized_jit if is_sum else helpers.quick_jit
 
     @jit
     def clip(tree, threshold):

@@ -238,10 +238,3 @@ def test_recorded_threshold_of_narrow_rule_is_infinite():
     out, state = tx.update(BAD, tx.init(TREE))
     assert optclip.metrics(state)["clip/threshold"] == math.inf
     assert not np.any(values(out))
-
-
-def test_recorded_coefficient_of_zero_norm_is_one_without_memory_too():
-    tx = optclip.clip_by_norm(optclip.thresholds.current(), record="leaves")
-    tree = TREE | {"a": 0 * TREE["a"]}
-    _, state = tx.update(tree, tx.init(tree))
-    assert optclip.metrics(state)["clip/coefficient/a"] == 1

@@ -165,14 +165,14 @@ def test_record_of_elements_spans_two_dtypes():
 
 
 def test_record_of_zero_leaf_is_unclipped():
-    """A rule's threshold of it is 0, too."""
-    tx = optclip.clip_by_norm(thresholds.quantile(0.5, window=4), record="leaves")
+    """A rule's threshold of it is 0, too, with a memory or without one."""
     tree = {"a": 0 * PAIR, "b": PAIR, "c": PAIR[:0]}
-    found = after(tx, tree, tree)
-    assert found["clip/threshold/a"] == 0
-    for leaf in "abc":
-        assert found[f"clip/coefficient/{leaf}"] == 1
-        assert found[f"clip/rate/{leaf}"] == 0
+    for rule in (thresholds.quantile(0.5, window=4), thresholds.current()):
+        found = after(optclip.clip_by_norm(rule, record="leaves"), tree, tree)
+        assert found["clip/threshold/a"] == 0
+        for leaf in "abc":
+            assert found[f"clip/coefficient/{leaf}"] == 1
+            assert found[f"clip/rate/{leaf}"] == 0
     found = after(optclip.clip_by_norm(0.0, record="leaves"), tree)
     assert (found["clip/rate/a"], found["clip/rate/b"]) == (0, 1)
 
