@@ -12,8 +12,8 @@ import pytest
 
 import optclip
 from optclip import thresholds
-from tests.support import helpers
-from tests.support.situations import at, noise, run
+from tests.support import helpers, situations
+from tests.support.situations import at, noise
 
 
 def metrics_of(**parts):
@@ -205,6 +205,11 @@ def test_save_writes_loss_only_in_steps_that_have_one(tmp_path, key):
 GLOBAL = optclip.clip_by_global_norm
 
 
+def run(*args, of=lambda state: state, **options):
+    """Return a function, so that no worker compiles the runs of other workers."""
+    return lambda: of(situations.run(*args, **options))
+
+
 def logged(norms, loss=None, steps=None):
     """Return the metrics of a log of norms, and its losses."""
     steps = np.arange(len(norms)) if steps is None else steps
@@ -249,7 +254,7 @@ PARTS = {
         (run(MEDIAN, [*NAN, 30]), ["not finite.*200 to 299.* step 200.$", "30 in step 300.*skipped"]),
         (run(MEDIAN, at(ROWS, {(288, 300): 50})), ["50 above 4.*wait: the threshold has risen from 4"]),
         (logged(at(ROWS, {(100, 149): np.nan, (250, 300): np.nan})), ["not finite in 99 of 300 steps, the last 50 since step 250"]),
-        (optclip.metrics(run(MEDIAN, at(ROWS, {(100, 250): np.nan}))), ["not finite in 150 of 300 steps. None .*with_history"]),
+        (run(MEDIAN, at(ROWS, {(100, 250): np.nan}), of=optclip.metrics), ["not finite in 150 of 300 steps. None .*with_history"]),
         (ONE | {"clip/leaf_norm/a": 9.0, "clip/leaf_norm/b": 0.1}, ["in the last one to 0.05 of the norm.*raise the threshold"]),
         # Each limit, from both sides.
         (ONE | {"clip/rate": 0.85}, []),
@@ -270,12 +275,12 @@ PARTS = {
         (SPIKE | {"clip/threshold": at(1 + 0 * ROWS, {(165, 300): 2.5})}, ["60 in step 150"]),
         (SPIKE | {"clip/threshold": at(1 + 0 * ROWS, {(165, 300): 5})}, ["60 in step 150", "rose from 1 to 5"]),
         (SPIKE | {"clip/threshold": at(1 + 0 * ROWS, {(175, 300): 5})}, ["60 in step 150"]),
-        (optclip.metrics(run(MEDIAN, [*NAN, 30])), ["not finite in 100 of 301 steps. None .*with_history"]),
+        (run(MEDIAN, [*NAN, 30], of=optclip.metrics), ["not finite in 100 of 301 steps. None .*with_history"]),
         (run(BY_LOSS, ROWS, at(LOSS, {(200, 300): np.nan})), ["^-> loss: not finite in 100 of 300.*since step 200. None"]),
-        (optclip.metrics(run(BY_LOSS, ROWS, at(LOSS, {299: np.nan}))), ["^-> loss: not finite. None"]),
+        (run(BY_LOSS, ROWS, at(LOSS, {299: np.nan}), of=optclip.metrics), ["^-> loss: not finite. None"]),
         (logged(at(ROWS, {0: np.nan, 100: np.nan, 299: np.nan})), ["not finite.*step 299"]),
         (run(GLOBAL(1.0), NAN, rows=40), ["or earlier.*before step 200, and wrap"]),
-        (optclip.metrics(run(GLOBAL(1.0), NAN)), ["100 of 300.*before the first of them"]),
+        (run(GLOBAL(1.0), NAN, of=optclip.metrics), ["100 of 300.*before the first of them"]),
         (run(GLOBAL(1.0), 0 * NAN[200:]), ["since step 0.*NaN. Check the initial parameters"]),
         (run(REPEATED, NAN), ["^-> skip: not finite.*since step 203. None"]),
         (run(REJECTED, NAN), ["not finite in 100 of 300.*since step 200. None was applied"]),
@@ -295,11 +300,14 @@ PARTS = {
     ],
 )  # fmt: skip
 def test_each_finding_names_one_step_that_helps(numbers, patterns):
+    numbers = numbers() if callable(numbers) else numbers
     lines = [x for x in lines_of(numbers) if x[:2] == "->"]
     assert len(lines) == len(patterns), lines
     assert all(map(re.search, patterns, lines)), lines
 
 
 def test_summary_of_transformation_that_ran_in_no_recorded_step_says_so():
-    line = optclip.summary(optclip.history(run(FIXED, NAN, rows=40))).splitlines()[0]
+    line = optclip.summary(run(FIXED, NAN, rows=40, of=optclip.history)()).splitlines()[
+        0
+    ]
     assert line == "clip: skipped in all recorded steps"
