@@ -217,7 +217,7 @@ def logged(norms, loss=None, steps=None):
     return {"step": steps, "clip/norm": norms, **losses}
 
 
-ROWS, LOSS = 0.5 * noise(300), 2.8 * noise(300, 0.03, 1)
+INDEX, ROWS, LOSS = np.arange(300), 0.5 * noise(300), 2.8 * noise(300, 0.03, 1)
 NAN = at(ROWS, {(200, 300): np.nan})
 FIXED = optclip.skip(GLOBAL(1.0), max_norm=5.0)
 MEDIAN = thresholds.scaled(thresholds.quantile(0.5), 10.0)
@@ -267,6 +267,17 @@ PARTS = {
         (STUCK | {"skip/consecutive": 1, "skip/skipped": 22}, ["skipped 22% of 100"]),
         (FEW, ["not finite in 6 of 100"]),
         (FEW | {"clip/nonfinite": 4}, []),
+        (logged(ROWS, np.where(INDEX < 200, 1, 1.5) * LOSS), ["loss rose from 2.* to 4.* step 200"]),
+        (logged(ROWS, np.where(INDEX < 200, 1, 1.2) * LOSS), []),
+        (logged(ROWS, np.interp(INDEX, [0, 50, 150, 300], [1.6, 1, 1, 2.6]) * LOSS), ["loss rose from 2.* to 5"]),
+        (logged(ROWS, np.interp(INDEX, [0, 50, 150, 300], [1.6, 1, 1, 1.7]) * LOSS), []),
+        (logged(np.where(INDEX < 200, 1, 20) * ROWS), ["norm rose from 0.4.* to 9.* step 200"]),
+        (logged(np.where(INDEX < 200, 1, 12) * ROWS), []),
+        (logged(at(ROWS, {(100, 200): 15})), ["in step 100.*100 to 199"]),
+        (logged(at(0.5 * noise(1000), {60: 30})), ["in step 60"]),
+        (logged(at(0.5 * noise(1000), {40: 30})), []),  # Of the start.
+        (logged(at(ROWS, {(100, 130, 10): 30})), ["100, 110, 120"]),
+        (logged(at(ROWS, {(100, 150, 10): 30})), []),  # An alternation.
         (logged(at(ROWS, {(180, 300): 0})), ["0 since step 180"]),
         (logged(at(ROWS, {(210, 300): 0})), []),
         (logged(at(ROWS, {(50, 110, 10): np.nan})), ["in 6 of 300 steps: 50, 60, 70, 80, 90, .... Call"]),
