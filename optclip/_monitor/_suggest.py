@@ -38,7 +38,7 @@ class Suggestion(NamedTuple):
       max_norm: Suggested threshold for `clip_by_global_norm`.
       rate: Fraction of the steps that it would have clipped.
       quantiles: Dict from q to the quantile of the norms.
-      steps: Number of finite norms.
+      steps: Number of finite norms above 0.
       nonfinite: Number of NaN or inf norms, which are excluded.
       largest: Largest finite norm of all steps, including skipped ones.
       skipped: Number of steps skipped at the start.
@@ -101,7 +101,8 @@ def suggest(
     Args:
       norms: Norm of each step, in order: an array, or the output of `metrics` in a form
         that `optclip.plot` describes.
-      rate: Fraction of the steps to clip, from 0 to 1. Default: 0.1.
+      rate: Fraction of the steps with a norm above 0 to clip, from 0 to 1. Default:
+        0.1.
       skip_first: Fraction of the steps to exclude at the start, where norms are often
         larger. Default: 0.1.
       clip: Name of the transformation; for one inside `skip` the name of the `skip`,
@@ -114,17 +115,19 @@ def suggest(
       may still differ from `rate`.
 
     Raises:
-      ValueError: Fewer than 10 finite norms remain, or a norm is negative.
+      ValueError: Fewer than 10 finite norms above 0 remain, or a norm is negative.
     """
     _validate.fraction("rate", rate)
     _validate.fraction("skip_first", skip_first)
     every = _as_array(norms, clip, part)
     skipped = int(len(every) * float(skip_first))
     considered = every[skipped:]
-    finite = np.sort(considered[np.isfinite(considered)])
+    is_finite = np.isfinite(considered)
+    # A batch of equal rewards, or a masked one, has no gradient to clip.
+    finite = np.sort(considered[is_finite & (considered > 0)])
     if len(finite) < 10:
         raise ValueError(
-            "`norms` must have at least 10 finite numbers after the first"
+            "`norms` must have at least 10 finite numbers above 0 after the first"
             f" {float(skip_first):.0%}, got {len(finite)}. Pass the norms of a longer"
             " run, or a smaller skip_first."
         )
@@ -133,8 +136,8 @@ def suggest(
     fraction = float(np.mean(finite > threshold))
     largest = float(np.max(every[np.isfinite(every)]))
     return Suggestion(
-        threshold, fraction, quantiles, len(finite), len(considered) - len(finite),
-        largest, skipped,
+        threshold, fraction, quantiles, len(finite), int(np.sum(~is_finite)), largest,
+        skipped,
     )  # fmt: skip
 
 
