@@ -330,12 +330,9 @@ def test_clip_cotangent_bad_argument_raises(name):
 
 
 def test_clip_cotangent_keeps_other_type_errors_of_jax(monkeypatch):
-    def fails(*_):
-        raise TypeError("of something else")
-
     # No user argument makes the call itself fail.
-    monkeypatch.setattr(jax.custom_vjp, "__call__", fails)
-    with pytest.raises(TypeError, match="^of something else$"):
+    monkeypatch.setattr(jax.custom_vjp, "__call__", lambda: None)
+    with pytest.raises(TypeError, match="positional argument"):
         clip_cotangent(X, 1.0)
 
 

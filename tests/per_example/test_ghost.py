@@ -202,28 +202,16 @@ def sizes(dtype):
     return [300] if count > 2**16 else [count - 1, count, count + 1]
 
 
-def ids_of(dtype, rows):
-    last = min(np.iinfo(dtype).max, rows + 2)
-    ids = [[0, 1, last // 2, last, last, last - 1], [last, 3, 43, 44, last - 1, 3]]
-    return np.array(ids, dtype)
-
-
-def gradients_of_ids(ids, rows, lookup):
-    """Return the gradient of each example in float64."""
-    ids = ids.astype(np.int64)
-    out = np.zeros((2, rows + 3, 2))
-    ids = np.minimum(ids, rows - 1) if lookup == "clip" else ids
-    for grad, of_one, weights in zip(out, ids, WEIGHTS, strict=True):
-        np.add.at(grad, of_one, weights)
-    return out[:, :rows]
-
-
 def test_ghost_ids_of_integer_dtype_equal_gradients():
     # Below, at and above the number of ids for one lookup, above it for the others.
     cases = [("fill", d, n) for d in DTYPES["fill"] for n in sizes(d)]
     cases += [(k, d, sizes(d)[-1]) for k in LOOKUPS for d in DTYPES[k] if k != "fill"]
     tables = [np.ones((rows, 2), np.float32) for *_, rows in cases]
-    ids = [ids_of(dtype, rows) for _, dtype, rows in cases]
+    lasts = [(dtype, min(np.iinfo(dtype).max, rows + 2)) for _, dtype, rows in cases]
+    ids = [
+        np.array([[0, 1, n // 2, n, n, n - 1], [n, 3, 43, 44, n - 1, 3]], dtype)
+        for dtype, n in lasts
+    ]
 
     def loss(tables, example):
         ids, weights = example
@@ -237,7 +225,10 @@ def test_ghost_ids_of_integer_dtype_equal_gradients():
     _, measured = helpers.quick_jit(f)(tables, (ids, WEIGHTS))
     for case, of_one, norm in zip(cases, ids, measured, strict=True):
         lookup, _, rows = case
-        expected = np.linalg.norm(gradients_of_ids(of_one, rows, lookup), axis=(1, 2))
+        limit = rows - 1 if lookup == "clip" else rows + 2
+        grads = np.zeros((2, rows + 3, 2))
+        np.add.at(grads, ([[0], [1]], np.minimum(np.int64(of_one), limit)), WEIGHTS)
+        expected = np.linalg.norm(grads[:, :rows], axis=(1, 2))
         np.testing.assert_allclose(norm, expected, rtol=1e-6, err_msg=str(case))
 
 

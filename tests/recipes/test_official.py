@@ -120,23 +120,23 @@ def test_aggc_scales_as_authors_code(name):
     assert np.mean(scales != 1) > 0.1
 
 
-def olmo(rolling_interval_length=128, sigma_factor=6):
-    return recipes.olmo_skip(
-        optax.identity(), float(sigma_factor), rolling_interval_length
-    )
-
-
-def mean_std(rolling_interval_length, sigma_factor):
-    return recipes.mean_std_clip(sigma_factor, rolling_interval_length)
-
-
-def axlearn(multipliers, decay):
-    return recipes.axlearn_skip(optax.identity(), min(multipliers), decay)
-
-
+# The names of arguments in the authors' code, in the order of those of the recipes.
+OURS = {"sigma_factor": "sigma", "rolling_interval_length": "window"}
 SKIPS = [
-    *(("olmo_skip", key, olmo(**x)) for key, x in olmo_skip.OPTIONS.items()),
-    *(("axlearn_skip", key, axlearn(**x)) for key, x in axlearn_skip.OPTIONS.items()),
+    *(
+        (
+            *("olmo_skip", key),
+            recipes.olmo_skip(optax.identity(), **{OURS[k]: x[k] for k in x}),
+        )
+        for key, x in olmo_skip.OPTIONS.items()
+    ),
+    *(
+        (
+            *("axlearn_skip", key),
+            recipes.axlearn_skip(optax.identity(), min(x["multipliers"]), x["decay"]),
+        )
+        for key, x in axlearn_skip.OPTIONS.items()
+    ),
 ]
 
 
@@ -160,7 +160,11 @@ NORMS = [
     # With its defaults, Levanter clips the first spike after half a window, and no
     # other.
     *(
-        ("levanter", name, mean_std(**x), least)
+        (
+            *("levanter", name),
+            recipes.mean_std_clip(x["sigma_factor"], x["rolling_interval_length"]),
+            least,
+        )
         for (name, x), least in zip(levanter.OPTIONS.items(), (1e-3, 0.1), strict=True)
     ),
     ("zclip", "default", recipes.zclip(eps=1e-6), 0.05),
@@ -195,20 +199,15 @@ STEPS = [
 ]
 
 
-GIVEN = {"agc": "gradients", "clippy": "steps"}
-
-
-def stacked(rows):
-    if isinstance(rows[0], dict):
-        return {key: np.float32([row[key] for row in rows]) for key in rows[0]}
-    return {"": np.float32(rows)}
-
-
 @pytest.mark.parametrize(("method", "name", "tx"), STEPS)
 def test_update_is_clipped_by_parameters_as_in_authors_code(method, name, tx):
     values = recorded(method)
-    given, params, left = map(
-        stacked, (values[GIVEN[method]], values["params"], values["left"][name])
+    given = values["gradients" if method == "agc" else "steps"]
+    given, params, left = (
+        {key: np.float32([row[key] for row in rows]) for key in rows[0]}
+        if isinstance(rows[0], dict)
+        else {"": np.float32(rows)}
+        for rows in (given, values["params"], values["left"][name])
     )
     updates, _ = outputs_of(tx, given, params)
     for key, expected in left.items():
@@ -240,10 +239,6 @@ def spectra_cap(clip_c=1.0, clip_decay_type="constant", **options):
     return optax.join_schedules([optax.constant_schedule(clip_c), down], [begin])
 
 
-def are_matrices(tree):
-    return jax.tree.map(lambda x: x.ndim == 2, tree)
-
-
 # The quick run excludes the default cap and its linear schedule.
 @pytest.mark.parametrize("name", list(spectra.OPTIONS) if covering.full else ["all"])
 def test_spectra_updates_parameters_as_authors_code(name):
@@ -257,7 +252,9 @@ def test_spectra_updates_parameters_as_authors_code(name):
             learning_rate=spectra_rate if warmup else None,
             warmup=warmup,
             transposed=lambda path: path == "embed",
-            mask=None if options.get("apply_to") == "all" else are_matrices,
+            mask=None
+            if options.get("apply_to") == "all"
+            else lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree),
         ),
         optax.add_decayed_weights(spectra.WEIGHT_DECAY),
         optax.scale_by_learning_rate(spectra_rate),

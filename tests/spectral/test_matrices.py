@@ -315,12 +315,11 @@ def test_flattened_axes_have_derivatives_and_batches(kind):
     clip = SCOPES[kind]
 
     def changes(axes, *shape):
-        def change(x):
-            along = (jnp.roll(x, 1, -1),)
-            return jax.jvp(lambda x: clip(x, 2.0, matrix_axes=axes), (x,), along)[1]
-
         xs = np.stack([KERNEL, KERNEL[::-1]]).reshape(2, *shape)
-        return helpers.quick_jit(jax.vmap(change))(xs).reshape(2, 24, 5)
+        clips = jax.vmap(lambda x: clip(x, 2.0, matrix_axes=axes))
+        along = np.roll(xs, 1, -1)
+        _, found = helpers.quick_jit(lambda *x: jax.jvp(clips, *x))([xs], [along])
+        return found.reshape(2, 24, 5)
 
     expected = changes((-2, -1), 24, 5)
     np.testing.assert_allclose(changes((..., -1), 3, 2, 4, 5), expected, atol=2e-5)

@@ -40,11 +40,8 @@ def derivatives(method, cap):
     def one(x, along, weights):
         clip = functools.partial(F.clip_by_singular_value, method=method, response=cap)
         _, forward = jax.jvp(lambda x: clip(x, 1.0), (x,), (along,))
-
-        def loss(x, c):
-            return jnp.sum(weights * jnp.real(clip(x, c)))
-
-        return forward, *jax.grad(loss, (0, 1))(x, jnp.ones((), weights.dtype))
+        gradient = jax.grad(lambda *x: jnp.sum(weights * jnp.real(clip(*x))), (0, 1))
+        return forward, *gradient(x, jnp.ones((), weights.dtype))
 
     return helpers.quick_jit(jax.vmap(one))
 
@@ -227,11 +224,10 @@ def test_value_in_closure_of_response_has_derivative():
     """Derivatives pass through the rule for singular values."""
     x, _, weights = (a[0] for a in batch())
 
-    def by_sharpness(p):
-        return weighted(weights, response=lambda n, c: (c / n) ** p)(x)
-
     with jax.enable_x64(True):
-        by_power = helpers.quick_jit(jax.grad(by_sharpness))(0.5)
+        by_power = helpers.quick_jit(
+            jax.grad(lambda p: weighted(weights, response=lambda n, c: (c / n) ** p)(x))
+        )(0.5)
     u, s, vt = np.linalg.svd(x, full_matrices=False)
     expected = np.sum(weights * ((u * (-np.log(s) * np.sqrt(s))) @ vt))
     np.testing.assert_allclose(by_power, expected, atol=1e-7)

@@ -81,21 +81,6 @@ def spectra(k):
     }  # fmt: skip
 
 
-def far_spectra(k):
-    """Return spectra beyond the resolution of float32, where only the cap holds."""
-    return {
-        "one 1e6": np.r_[1e6, np.full(k - 1, 0.1)],
-        "one 1e15": np.r_[1e15, np.full(k - 1, 0.1)],
-        "geometric to 1e6": np.geomspace(1e-4, 1e6, k),
-        # Even the square of its rounding error is lost. Its place has a small scale.
-        "all 1e50": np.full(k, 1e50),
-        "all 1e15": np.full(k, 1e15),
-        "line to 1e4": np.linspace(0, 1e4, k),
-        "one 1e30": np.r_[1e30, np.full(k - 1, 0.1)],
-        "all 1e6": np.full(k, 1e6),
-    }
-
-
 @functools.cache
 def clip(method, **how):
     return helpers.quick_jit(
@@ -128,7 +113,19 @@ def errors(shape, kinds, method, response):
 @pytest.mark.covering(shape=SHAPES, response=tuple(COEFFICIENTS), method=METHODS)
 def test_capped_spectrum_matches_svd(shape, response, method):
     """Up to 1000 c; by `newton_schulz` up to 100 c. Beyond, only the cap holds."""
-    kinds, far = spectra(min(shape)), far_spectra(min(shape))
+    k, kinds = min(shape), spectra(min(shape))
+    # Beyond the resolution of float32 only the cap holds.
+    far = {
+        "one 1e6": np.r_[1e6, np.full(k - 1, 0.1)],
+        "one 1e15": np.r_[1e15, np.full(k - 1, 0.1)],
+        "geometric to 1e6": np.geomspace(1e-4, 1e6, k),
+        # Even the square of its rounding error is lost. Its place has a small scale.
+        "all 1e50": np.full(k, 1e50),
+        "all 1e15": np.full(k, 1e15),
+        "line to 1e4": np.linspace(0, 1e4, k),
+        "one 1e30": np.r_[1e30, np.full(k - 1, 0.1)],
+        "all 1e6": np.full(k, 1e6),
+    }
     found = errors(shape, kinds | far, method, response)
     for name, (above, error, spectral) in found.items():
         loose = method == "newton_schulz" and np.max(kinds.get(name, 0)) > 100
@@ -259,22 +256,18 @@ def orthogonalizer(**options):
     return helpers.quick_jit(lambda x, c: F.clip_by(x, c, **OPTIONS, **options)[0])
 
 
-def decades(k):
-    half = np.arange(k) < k // 2
-    return [
-        np.geomspace(1e-3, 1, k),
-        np.linspace(1e-3, 1, k),
-        np.ones(k),
-        np.where(half, 1, 1e-3),
-        np.r_[1, np.full(k - 1, 1e-3)],
-        np.r_[np.ones(k - 1), 1e-3],
-    ]
-
-
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (2, 3)])
 def test_orthogonalized_spectrum_matches_svd(shape):
     rng = np.random.default_rng(5)
-    kinds = decades(min(shape))
+    k = min(shape)
+    kinds = [
+        np.geomspace(1e-3, 1, k),
+        np.linspace(1e-3, 1, k),
+        np.ones(k),
+        np.where(np.arange(k) < k // 2, 1, 1e-3),
+        np.r_[1, np.full(k - 1, 1e-3)],
+        np.r_[np.ones(k - 1), 1e-3],
+    ]
     scales = np.array([1, 1e30, 1e-15, 5.0, 1e-3, 1e6])
     limits = np.float32([1, 1e-3, 1e3, 0.5, 1e20, 1])[:, None]
     exact = np.stack([matrix(rng, values, shape) for values in kinds])

@@ -31,6 +31,14 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+@pytest.fixture(autouse=True)
+def settings_restored():
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(policy)
+    distribution.set_distribution(None)
+
+
 def make_model(optimizer, kind=keras.Sequential, **options):
     keras.utils.set_random_seed(0)
     layers = keras.layers
@@ -87,16 +95,12 @@ def test_block_of_custom_loop_takes_step_of_optimizer():
 def test_fit_of_clipped_optimizer_equals_global_clipnorm(
     policy, of_optimizer, of_compile
 ):
-    before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
-    try:
-        adam = optimizers.Adam(0.05, global_clipnorm=1.0, **of_optimizer)
-        expected = fit(make_model(adam, **of_compile))["loss"]
-        adam = optimizers.Adam(0.05, **of_optimizer)
-        model = make_model(optclip.keras.clipped(adam, FIXED), **of_compile)
-        losses = fit(model)["loss"]
-    finally:
-        keras.config.set_dtype_policy(before)
+    adam = optimizers.Adam(0.05, global_clipnorm=1.0, **of_optimizer)
+    expected = fit(make_model(adam, **of_compile))["loss"]
+    adam = optimizers.Adam(0.05, **of_optimizer)
+    model = make_model(optclip.keras.clipped(adam, FIXED), **of_compile)
+    losses = fit(model)["loss"]
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     logged = read(model)
     assert logged["clip/rate"] > 0.5
@@ -236,8 +240,7 @@ def test_weights_load_into_layers_with_other_numbers(tmp_path):
     fit(model)
     model.save_weights(tmp_path / "model.weights.h5")
     keras.backend.clear_session()
-    other = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
-    other.optimizer.build(other.trainable_variables)
+    other = built_model(LEARNED, optimizers.Adam)
     other.load_weights(tmp_path / "model.weights.h5")
     logged, restored = read(model), read(other)
     for a, b in zip(model.trainable_variables, other.trainable_variables, strict=True):
@@ -248,15 +251,11 @@ def test_weights_load_into_layers_with_other_numbers(tmp_path):
 
 
 def test_loading_with_another_clip_raises(tmp_path):
-    model = make_model(optclip.keras.clipped(optimizers.SGD(0.05), LEARNED))
-    model.optimizer.build(model.trainable_variables)
-    model.save_weights(tmp_path / "model.weights.h5")
-    other = make_model(optclip.keras.clipped(optimizers.SGD(0.05), FIXED))
-    other.optimizer.build(other.trainable_variables)
+    built_model(LEARNED).save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(
         ValueError, match=r"have 8 var.*got 42.* scope, kind of rule and"
     ):
-        other.load_weights(tmp_path / "model.weights.h5")
+        built_model(FIXED).load_weights(tmp_path / "model.weights.h5")
 
 
 RULE = optclip.thresholds.quantile(0.5, 8)
@@ -268,8 +267,8 @@ def groups(of_kernels, of_biases):
     return optclip.clip_by(RULE, over=scope)
 
 
-def built_model(clip):
-    model = make_model(optclip.keras.clipped(optimizers.SGD(0.05), clip))
+def built_model(clip, kind=optimizers.SGD):
+    model = make_model(optclip.keras.clipped(kind(0.05), clip))
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -315,7 +314,6 @@ def test_thresholds_learned_otherwise_do_not_load(tmp_path, suffix, saved, clip,
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_callbacks_check_thresholds_of_saved_model(tmp_path, policy):
-    before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     path = tmp_path / "model.weights.h5"
     checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
@@ -326,20 +324,15 @@ def test_callbacks_check_thresholds_of_saved_model(tmp_path, policy):
             tmp_path / "backup", delete_checkpoint=False
         )
 
-    try:
-        model = built_model(BY_NORM)
-        fit(model, callbacks=[checkpoint, backup()])
-        same, other = built_model(BY_NORM), built_model(BY_RMS)
-        same.load_weights(path)
-        with pytest.raises(ValueError, match=r"learned with the norm"):
-            other.load_weights(path)
-        with pytest.raises(ValueError, match=r"learned with the norm"):
-            fit(built_model(BY_RMS), epochs=4, callbacks=[backup()])
-        assert (
-            len(fit(built_model(BY_NORM), epochs=4, callbacks=[backup()])["loss"]) == 1
-        )
-    finally:
-        keras.config.set_dtype_policy(before)
+    model = built_model(BY_NORM)
+    fit(model, callbacks=[checkpoint, backup()])
+    same, other = built_model(BY_NORM), built_model(BY_RMS)
+    same.load_weights(path)
+    with pytest.raises(ValueError, match=r"learned with the norm"):
+        other.load_weights(path)
+    with pytest.raises(ValueError, match=r"learned with the norm"):
+        fit(built_model(BY_RMS), epochs=4, callbacks=[backup()])
+    assert len(fit(built_model(BY_NORM), epochs=4, callbacks=[backup()])["loss"]) == 1
     for a, b in zip(state_of(same), state_of(model), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -368,13 +361,9 @@ def test_parallel_training_equals_one_device(make):
     one = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
     expected = fit(one)["loss"]
     distribution.set_distribution(make())
-    try:
-        model = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
-        losses = fit(model)["loss"]
-        (variable, *_) = model.optimizer.variables[-1:]
-        assert len(variable.value.sharding.device_set) == 8
-    finally:
-        distribution.set_distribution(None)
+    model = make_model(optclip.keras.clipped(optimizers.Adam(0.05), LEARNED))
+    losses = fit(model)["loss"]
+    assert len(model.optimizer.variables[-1].value.sharding.device_set) == 8
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for a, b in zip(state_of(model), state_of(one), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

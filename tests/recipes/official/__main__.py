@@ -26,19 +26,14 @@ class Checkout(NamedTuple):
         return runpy.run_path(str(self.folder / file))
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         "tests.recipes.official", description=__doc__.split("\n")[0]
     )
-    files = FOLDER.glob("[!_]*.py")
-    names = sorted(path.stem for path in files)
+    names = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
     parser.add_argument("name", choices=names, help="the method")
     parser.add_argument("checkout", type=pathlib.Path, help="the authors' code")
     options = parser.parse_args()
     module = importlib.import_module(f"tests.recipes.official.{options.name}")
     text = json.dumps(module.values(Checkout(options.checkout)))
     (FOLDER / f"{options.name}.json").write_text(text + "\n")
-
-
-if __name__ == "__main__":
-    main()
