@@ -6,17 +6,17 @@ import operator
 from collections.abc import Callable
 from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from .. import _responses as responses
 from .. import _scopes as scopes
 from .. import _thresholds as thresholds
-from .._arrays import _leaf, _leaves, _prefix, _validate
+from .._arrays import _leaf, _validate
 from .._arrays._numerics import as_array
 from .._arrays._prefix import by_path
 from .._arrays._types import Held, Mask, PyTree
+from .._clip import lay_out
 from .._scopes import AxesByLeaf
 from .._thresholds import Named
 from .._transforms import clip_by
@@ -292,8 +292,7 @@ def olmo_ratio(
       OLMo (allenai/OLMo), `max_grad_norm_ratio`.
     """
     threshold = thresholds.ema(ratio, decay, warmup=0)
-    all_options: dict[str, Any] = {"eps": 1e-6} | unwrapped(options)
-    return build(clip_by, all_options, threshold, over="leaf")
+    return build(clip_by, {"eps": 1e-6} | unwrapped(options), threshold, over="leaf")
 
 
 def aggc(
@@ -451,19 +450,16 @@ def _scale_by(
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None
     ) -> tuple[PyTree, PyTree]:
-        flat = _leaves.flatten(updates)
-        live = flat.clippable()
-        masked = _prefix.spread_mask("mask", held_mask.value, flat, live)
-        places = [
-            i for i, both in enumerate(zip(masked, live, strict=True)) if all(both)
-        ]
+        layout = lay_out(scopes.LEAF, updates, (held_mask.value, None, None))
         # optax would also scale the indices of a BCOO leaf.
-        arrays = [jnp.asarray(_leaves.values(flat.leaves[i])) for i in places]
-        scaled, state = scale.update(arrays, state)
-        leaves = list(flat.leaves)
-        for i, x in zip(places, jax.tree.leaves(scaled), strict=True):
-            leaf = leaves[i]
-            leaves[i] = _leaf.with_data(leaf, x) if _leaves.is_sparse(leaf) else x
-        return flat.rebuild(leaves), state
+        arrays: Any = {i: jnp.asarray(leaf.like) for i, leaf, _ in layout.scaled}
+        arrays, state = scale.update(arrays, state)
+        scaled: dict[int, object] = {
+            i: _leaf.with_data(leaf.value, arrays[i])
+            if leaf.matrix is not None
+            else arrays[i]
+            for i, leaf, _ in layout.scaled
+        }
+        return layout.rebuild(scaled), state
 
     return optax.GradientTransformation(scale.init, update_fn)

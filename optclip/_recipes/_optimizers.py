@@ -362,10 +362,6 @@ def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
     return jnp.where(none & (size > 0), largest, quotient)
 
 
-# Smaller learning rates count as this one, as in the authors' code.
-_LEAST_RATE = 1e-10
-
-
 def spectra(
     inner: optax.GradientTransformation | None = None,
     max_value: NumberOrSchedule = 10.0,
@@ -434,20 +430,35 @@ def spectra(
       Jiang, Semenov and Stich, *Enhancing LLM Training via Spectral Clipping*, 2026,
       arXiv:2603.14315; defaults and warm-up from its code.
     """
-    warmup = _checked_warmup(learning_rate, warmup)
-    _validate.kind(
-        "transposed",
-        transposed,
-        (Callable, type(None)),
-        "a function of a leaf's path, or None",
-    )
+    wanted = "an optax schedule, or None"
+    advice = _validate.static("learning_rate", learning_rate)
+    kinds = Callable, type(None)
+    _validate.kind("learning_rate", learning_rate, kinds, wanted, advice)
+    warmup = _validate.length("warmup", warmup, least=0)
+    if (learning_rate is None) == (warmup > 0):
+        raise ValueError(
+            "`learning_rate` and `warmup` must be passed together, got"
+            f" learning_rate={learning_rate!r} and warmup={warmup}. Pass both to raise"
+            " the caps during the warm-up, or neither."
+        )
+    wanted = "a function of a leaf's path, or None"
+    _validate.kind("transposed", transposed, kinds, wanted)
     reject_zero_after_moments("spectra", options)
     chosen = unwrapped(options)
+
+    def factor(step: jax.Array) -> jax.Array:
+        """Return the factor of the cap that keeps cap times learning rate fixed."""
+        rate_after: Any = learning_rate
+        last = rate_after(jnp.asarray(warmup, step.dtype))
+        # Smaller learning rates count as 1e-10, as in the authors' code.
+        rate = jnp.maximum(rate_after(step), 1e-10)
+        return jnp.where(step < warmup, last / rate, 1.0)
 
     def capped(argument: str, value: NumberOrSchedule, options: dict[str, Any]) -> Any:
         if not callable(value):
             _validate.number(argument, value)
-        limit = Named(argument, _warmed_up(value, learning_rate, warmup))
+        cap = scheduled(operator.mul, value, factor) if warmup else value
+        limit = Named(argument, cap)
         return build(
             clip_by, options, limit, norm="l2", response="smooth", eps=0.0,
             over=singular_values(matrix_axes, method=method),
@@ -456,7 +467,9 @@ def spectra(
     before = optax.identity()
     if max_gradient is not None:
         cap = capped("max_gradient", max_gradient, for_record("gradient", options))
-        before = masked(cap, _are_matrices)
+        before = masked(cap, lambda tree: jax.tree.map(
+            lambda x: len(getattr(x, "shape", ())) > 1, tree, is_leaf=_leaves.is_sparse
+        ))  # fmt: skip
     return optax.chain(
         before,
         transformation("inner", adam_if_none(inner)),
@@ -466,42 +479,3 @@ def spectra(
             chosen.get("mask"), chosen.get("axis_name"),
         ),
     )  # fmt: skip
-
-
-def _checked_warmup(learning_rate: Any, warmup: Any) -> int:
-    wanted = "an optax schedule, or None"
-    static = _validate.static("learning_rate", learning_rate)
-    _validate.kind(
-        "learning_rate", learning_rate, (Callable, type(None)), wanted, static
-    )
-    warmup = _validate.length("warmup", warmup, least=0)
-    if (learning_rate is None) == (warmup > 0):
-        raise ValueError(
-            "`learning_rate` and `warmup` must be passed together, got"
-            f" learning_rate={learning_rate!r} and warmup={warmup}. Pass both to raise"
-            " the caps during the warm-up, or neither."
-        )
-    return warmup
-
-
-def _warmed_up(
-    value: NumberOrSchedule,
-    learning_rate: Callable[[jax.Array], Any] | None,
-    warmup: int,
-) -> NumberOrSchedule:
-    """Return the cap, scaled in the warm-up to keep cap times learning rate fixed."""
-    if learning_rate is None:
-        return value
-
-    def factor(step: jax.Array) -> jax.Array:
-        last = learning_rate(jnp.asarray(warmup, step.dtype))
-        rate = jnp.maximum(learning_rate(step), _LEAST_RATE)
-        return jnp.where(step < warmup, last / rate, 1.0)
-
-    return scheduled(operator.mul, value, factor)
-
-
-def _are_matrices(tree: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda x: len(getattr(x, "shape", ())) > 1, tree, is_leaf=_leaves.is_sparse
-    )

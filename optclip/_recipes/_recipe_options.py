@@ -32,12 +32,13 @@ def for_record(part: str, options: Mapping[str, Any]) -> dict[str, Any]:
     The record is named `part`, or `<name>_<part>` if the user passed a name.
     """
     chosen = unwrapped(options)
+    name = chosen.get("name")
     if "name" not in chosen:
-        return chosen | {"name": part}
-    name = chosen["name"]
+        name = part
+    elif isinstance(name, str) and name:
+        name = f"{name}_{part}"
     # Other names reach `clip_by` unchanged, which rejects them.
-    is_valid = isinstance(name, str) and name
-    return chosen | {"name": f"{name}_{part}" if is_valid else name}
+    return chosen | {"name": name}
 
 
 def build(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Unpack
+from typing import Unpack
 
 import optax
 
@@ -66,9 +66,9 @@ def olmo_skip(
     rule = thresholds.mean_plus_std(
         sigma, window, warmup=max(2, window // 2) - 1, ddof=1
     )
-    all_options: dict[str, Any] = {"learn_skipped": True, "max_consecutive": math.inf}
+    defaults = {"learn_skipped": True, "max_consecutive": math.inf}
     return build(
-        skip, all_options | unwrapped(options), adam_if_none(inner),
+        skip, defaults | unwrapped(options), adam_if_none(inner),
         max_norm=rule, max_loss=rule if use_loss else None,
     )  # fmt: skip
 
@@ -115,8 +115,8 @@ def axlearn_skip(
       `drop_norm_by_grad_norm_ema`.
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
-    all_options: dict[str, Any] = {"learn_skipped": False} | unwrapped(options)
-    return build(skip, all_options, adam_if_none(inner), max_norm=rule)
+    chosen = {"learn_skipped": False} | unwrapped(options)
+    return build(skip, chosen, adam_if_none(inner), max_norm=rule)
 
 
 def megatron_skip(

@@ -273,8 +273,8 @@ FAULTS = [
     ),
     Fault(
         "_recipes/_optimizers.py",
-        "last = learning_rate(jnp.asarray(warmup, step.dtype))",
-        "last = learning_rate(jnp.asarray(warmup + 1, step.dtype))",
+        "last = rate_after(jnp.asarray(warmup, step.dtype))",
+        "last = rate_after(jnp.asarray(warmup + 1, step.dtype))",
         "recipes/test_recipes.py",
     ),
     Fault(
