@@ -9,9 +9,7 @@ import itertools
 import jax.numpy as jnp
 
 from .._arrays import _leaves, _validate
-from .._arrays._types import KeyPath, LeafLike, PyTree
-from .._norms import Block
-from .._scopes import PerLeaf
+from .._arrays._types import PyTree
 
 # The name of a layer whose query and key paths have no common start.
 _ROOT = "attention"
@@ -94,17 +92,6 @@ def _check_paths(name: str, paths: str | tuple[str, ...]) -> None:
     _validate.require(name, paths, bool(each) and all(each), wanted)
 
 
-@dataclasses.dataclass(frozen=True)
-class ByHead(PerLeaf):
-    """Compare the largest logit of each head; one block per layer."""
-
-    def block(self, path: KeyPath, leaf: LeafLike) -> Block:
-        return Block([leaf], ())
-
-
-BY_HEAD: ByHead = ByHead()
-
-
 def find_heads(
     params: PyTree,
     *,
@@ -178,7 +165,13 @@ def find_heads(
                 f" key={key!r} matches {listed(keys)}. Pass patterns that match both."
             )
         for side in (query_paths, key_paths):
-            _check_one_layer(name or _ROOT, side, rank_of)
+            if len({rank_of[path] for path in side}) < len(side):
+                raise ValueError(
+                    "Each layer must have one kernel and at most one bias for its"
+                    f" queries, and for its keys, got {listed(side)} under"
+                    f" '{name or _ROOT}'. Pass narrower patterns, call find_heads once"
+                    " per layer, or build optclip.Heads."
+                )
     return {
         name or _ROOT: Heads(
             tuple(query_paths),
@@ -190,16 +183,6 @@ def find_heads(
         )
         for name, (query_paths, key_paths) in paths_by_layer.items()
     }
-
-
-def _check_one_layer(name: str, paths: list[str], rank_of: dict[str, int]) -> None:
-    """Raise if the queries or the keys have several kernels, so of several layers."""
-    if len({rank_of[path] for path in paths}) < len(paths):
-        raise ValueError(
-            "Each layer must have one kernel and at most one bias for its queries, and"
-            f" for its keys, got {listed(paths)} under '{name}'. Pass narrower"
-            " patterns, call find_heads once per layer, or build optclip.Heads."
-        )
 
 
 def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:

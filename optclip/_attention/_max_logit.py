@@ -154,11 +154,12 @@ def _by_head(
             "...tgrd,...sgd->...grts", part, seen,
             precision=precision, preferred_element_type=dtype,
         ) * jnp.asarray(scale, dtype)  # fmt: skip
-        attended = (
-            _before(start, block, seen.shape[-3])
-            if is_causal
-            else _rows(mask, start, block)
-        )
+        attended = mask
+        if is_causal:
+            last = start + jnp.arange(block)[:, None]
+            attended = (jnp.arange(seen.shape[-3])[None, :] <= last)[None]
+        elif mask is not None and mask.shape[-2] > 1:
+            attended = lax.dynamic_slice_in_dim(mask, start, block, -2)
         if attended is not None:
             *lead, mask_heads, rows, columns = attended.shape
             ways = (groups, heads // groups) if mask_heads > 1 else (1, 1)
@@ -178,16 +179,3 @@ def _by_head(
         one = functools.partial(largest, key[..., :end, :, :])
         maxima.append(lax.map(one, jnp.asarray(span)))
     return _collectives.largest(jnp.concatenate(maxima), (0,), -math.inf).reshape(heads)
-
-
-def _before(start: jax.Array, block: int, reach: int) -> jax.Array:
-    """Return the rows of a causal mask for a block of queries."""
-    rows = start + jnp.arange(block)
-    return (jnp.arange(reach)[None, :] <= rows[:, None])[None]
-
-
-def _rows(mask: jax.Array | None, start: jax.Array, block: int) -> jax.Array | None:
-    """Return the rows of a mask for a block of queries."""
-    if mask is None or mask.shape[-2] == 1:
-        return mask
-    return lax.dynamic_slice_in_dim(mask, start, block, -2)

@@ -15,8 +15,8 @@ from .._arrays._types import LeafLike, PyTree
 from .._clip import SCALE, Clip, Decision, coefficients_of
 from .._norms import INF
 from .._responses import Hard
+from .._scopes import axes
 from ._attention_layers import Layer, Place
-from ._heads import BY_HEAD
 
 # A smaller coefficient is split between query and key as if it were this one, so that
 # neither quotient leaves the range of float32.
@@ -30,11 +30,12 @@ def _axes(logits: PyTree) -> PyTree:
 
     The caller must then pass logits that are the same on all devices.
     """
-    axes = () if _axis_names.untyped_axes() else None
-    return jax.tree.map(lambda _: axes, logits)
+    declared = () if _axis_names.untyped_axes() else None
+    return jax.tree.map(lambda _: declared, logits)
 
 
-CLIP: Clip = Clip(BY_HEAD, INF, Hard(), SCALE, nonfinite="zero", axis_name=_axes)
+# One block per layer, whose norms are the largest logits of its heads.
+CLIP: Clip = Clip(axes(()), INF, Hard(), SCALE, nonfinite="zero", axis_name=_axes)
 
 
 def logits_of(
@@ -57,16 +58,15 @@ def logits_of(
             f"`logits` must have the names of `layers`, {sorted(names)}, got"
             f" {sorted(logits, key=str)}. Pass one array per layer."
         )
-    largest = {
-        layer.name: _checked_logits(layer, logits[layer.name]) for layer in layers
-    }
+    largest: dict[str, jax.Array] = {}
     by_axes: dict[_axis_names.Axes, dict[str, jax.Array]] = {}
     for layer in layers:
-        x = largest[layer.name]
+        x = largest[layer.name] = _checked_logits(layer, logits[layer.name])
         apart = _axis_names.apart(x, jnp.asarray(leaves[layer.query[0].number]))
         by_axes.setdefault(apart, {})[layer.name] = x
-    for axes, together in by_axes.items():
-        largest |= _collectives.over_devices(together, axes) if axes else together
+    for across, together in by_axes.items():
+        if across:
+            largest |= _collectives.over_devices(together, across)
     usable = {k: jnp.isfinite(x) & (x > 0) for k, x in largest.items()}
     return {k: jnp.where(usable[k], x, jnp.inf) for k, x in largest.items()}
 
