@@ -51,7 +51,10 @@ def summed(
     def step(total: PyTree, chunks: PyTree) -> tuple[PyTree, PyTree]:
         whole, error = total
         part, outputs = lax.scan(add, error, chunks)
-        return _exact_sums(whole, part), outputs
+        new = jax.tree.map(jnp.add, whole, part)
+        # The rounding error is added to the next part, so that the error for a given
+        # batch does not grow with the number of microbatches.
+        return (new, jax.tree.map(_numerics.rounding_error, whole, part, new)), outputs
 
     count = -(-number // size)
     few = _few(count, max(PLAIN // size, 1))
@@ -109,15 +112,6 @@ def each(
     chunks = _chunks(examples, padding, size, -(-number // size))
     _, outputs = lax.scan(lambda _, chunk: (None, function(*chunk)), None, chunks)
     return _in_order(outputs, number)
-
-
-def _exact_sums(whole: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:
-    """Return sums and their rounding errors, which are added to the next part.
-
-    The error for a given batch then does not grow with the number of microbatches.
-    """
-    total = jax.tree.map(jnp.add, whole, part)
-    return total, jax.tree.map(_numerics.rounding_error, whole, part, total)
 
 
 def _few(count: int, most: int) -> int:

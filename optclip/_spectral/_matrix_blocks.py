@@ -146,13 +146,6 @@ def _are_descending(lengths: list[int], shape: tuple[int, ...]) -> bool:
     return lengths[0] > lengths[1]
 
 
-def is_vector(block: Block) -> bool:
-    """Return whether a block is one dense leaf whose singular value is its L2 norm."""
-    leaf = block.leaves[0]
-    is_one = len(block.leaves) == 1 and block.stacked is None
-    return is_one and leaf.matrix is None and len(_sides_of(block)) < 2
-
-
 def with_vectors(
     blocks: Sequence[Block],
     of_matrix: Callable[[int], jax.Array],
@@ -161,7 +154,14 @@ def with_vectors(
 
     Models have hundreds of vectors, and XLA is much slower on matrices of one row.
     """
-    flags = [is_vector(block) for block in blocks]
+    # Each of these is one dense leaf whose singular value is its L2 norm.
+    flags = [
+        len(b.leaves) == 1
+        and b.stacked is None
+        and b.leaves[0].matrix is None
+        and len(_sides_of(b)) < 2
+        for b in blocks
+    ]
     vectors = [b for b, is_vector in zip(blocks, flags, strict=True) if is_vector]
     norms = iter(L2.measure(vectors, flushed=False).norms.entries(as_slices=True))
     return [next(norms) if flag else of_matrix(i) for i, flag in enumerate(flags)]

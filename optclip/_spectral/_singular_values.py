@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,10 @@ class Cap(Action):
                 capped[i] = scaled_leaf(clip, leaf, of_block[block])
                 continue
             new = self._capped(clip, parts, limits[block])
-            new = _by_policy(clip, parts.matrices, new)
+            size = parts.matrices.size
+            # NaN from NaN and inf only; a constant would trip jax.debug_nans elsewhere.
+            other = jnp.zeros_like(size) if clip.nonfinite == "zero" else size - size
+            new = jnp.where(jnp.isfinite(size), new, other.astype(new.dtype))
             same = of_block[block] == 1
             if self.method == "newton_schulz" and clip.response == NORMALIZE:
                 # The norm is a bound, which may equal the threshold by chance.
@@ -164,16 +167,6 @@ def _coefficients(clip: Clip, values: jax.Array, limit: jax.Array) -> jax.Array:
 def _noise(values: jax.Array) -> float:
     """Return the fraction of the largest singular value below which others are 0."""
     return float(16 * jnp.finfo(values.dtype).eps)
-
-
-def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Array:
-    """Return the clipped matrices, NaN or zero if an entry is not finite."""
-    replacement = jnp.zeros_like(matrices.size)
-    if clip.nonfinite != "zero":
-        # NaN from NaN and inf only; a constant would trip jax.debug_nans elsewhere.
-        replacement = matrices.size - matrices.size
-    replacement = replacement.astype(capped.dtype)
-    return jnp.where(jnp.isfinite(matrices.size), capped, replacement)
 
 
 def _as_leaf(
@@ -246,41 +239,39 @@ def mapped(
     # The rule below runs later and differentiates with respect to the arrays that the
     # coefficient closes over, such as the value of a schedule, so they are arguments.
     function, consts = _closures.converted(coefficient, limit, limit)
-    how = _How(function, matrices.split, detached)
     if signed:
         lowest = _noise(squares) * root(squares[..., -1:])
     else:
         # A threshold of 0 makes all values 0, whatever their accuracy.
         lowest = jnp.min(jnp.where(limit > 0, limit, jnp.inf), -1, keepdims=True) / unit
-    decomposition = factors(matrices.split, matrices.x, lowest, squares, vectors)
-    return _mapped(how, decomposition, matrices.x, unit, limit, *consts)
-
-
-class _How(NamedTuple):
-    """Hold the function of a mapping, and its other static arguments."""
-
-    coefficient: Callable[..., jax.Array]
-    split: Axes
-    detached: bool
+    split, x = matrices.split, matrices.x
+    decomposition = factors(split, x, lowest, squares, vectors)
+    return _mapped(function, split, detached, decomposition, x, unit, limit, *consts)
 
 
 # The derivative is written for x, since factors have none at equal singular values.
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _mapped(
-    how: _How,
+    function: Callable[..., jax.Array],
+    split: Axes,
+    detached: bool,
     factored: Factors,
     x: jax.Array,
     unit: jax.Array,
     limit: jax.Array,
     *consts: jax.Array,
 ) -> jax.Array:
-    coefficients = how.coefficient(factored.values * unit, limit, *consts)
+    coefficients = function(factored.values * unit, limit, *consts)
     return product(factored.vectors, times(coefficients[..., None], factored.rows))
 
 
 @_mapped.defjvp
 def _mapped_jvp(
-    how: _How, primals: _Arguments, tangents: _Arguments
+    function: Callable[..., jax.Array],
+    split: Axes,
+    detached: bool,
+    primals: _Arguments,
+    tangents: _Arguments,
 ) -> tuple[jax.Array, jax.Array]:
     """Differentiate by divided differences of F, or by its slope at equal values.
 
@@ -292,22 +283,24 @@ def _mapped_jvp(
     def coefficient(
         values: jax.Array, limit: jax.Array, *consts: jax.Array
     ) -> jax.Array:
-        return how.coefficient(values * unit, limit, *consts)
+        return function(values * unit, limit, *consts)
 
     by_limit = functools.partial(coefficient, factored.values)
     coefficients, moved = jax.jvp(by_limit, (limit, *consts), (dlimit, *dconsts))
     inner = product(adjoint(factored.vectors), dx)
     change = times(coefficients[..., None], inner)
     change += times(moved[..., None], factored.rows)
-    if not how.detached:
+    if not detached:
         _, slope = jax.jvp(
             lambda values: coefficient(values, limit, *consts),
             (factored.values,), (jnp.ones_like(factored.values),),
         )  # fmt: skip
         quotients = _divided_differences(factored.values, coefficients, slope)
-        turned = times(quotients, change_of_squares(factored, inner, how.split))
+        turned = times(quotients, change_of_squares(factored, inner, split))
         change += product(turned, factored.rows)
-    return _mapped(how, *primals), product(factored.vectors, change)
+    return _mapped(function, split, detached, *primals), product(
+        factored.vectors, change
+    )
 
 
 def _divided_differences(

@@ -152,7 +152,12 @@ def _turned(x: jax.Array, start: jax.Array, steps: int) -> jax.Array:
 
     def step(_: int, u: jax.Array) -> jax.Array:
         longer = product(x, product(adjoint(x), u))
-        return _placement.placed_as(_normalized(longer, u), u)
+        squares = jnp.sum(jnp.real(longer * jnp.conj(longer)), -2, keepdims=True)
+        # The root and the quotient have no finite derivative at 0; 1 replaces it. A
+        # matrix of zeros keeps the previous vector.
+        live = squares > 0
+        size = jnp.sqrt(jnp.where(live, squares, jnp.ones_like(squares)))
+        return _placement.placed_as(jnp.where(live, times(1 / size, longer), u), u)
 
     return lax.fori_loop(0, steps, step, start)
 
@@ -168,12 +173,3 @@ def _start(x: jax.Array, vectors: jax.Array) -> jax.Array:
     largest = jax.nn.one_hot(jnp.argmax(rows, -1), x.shape[-2], dtype=x.dtype)
     is_new = (jnp.max(rows, -1, initial=0) > square_before)[..., None]
     return jnp.where(is_new, largest, vectors.astype(x.dtype))
-
-
-def _normalized(longer: jax.Array, before: jax.Array) -> jax.Array:
-    """Return a unit vector; the previous one for a matrix of zeros."""
-    squares = jnp.sum(jnp.real(longer * jnp.conj(longer)), -2, keepdims=True)
-    # The root and the quotient have no finite derivative at 0; 1 replaces it.
-    live = squares > 0
-    size = jnp.sqrt(jnp.where(live, squares, jnp.ones_like(squares)))
-    return jnp.where(live, times(1 / size, longer), before)

@@ -45,12 +45,7 @@ class Scaled(NamedTuple):
     def summed(self) -> Scaled:
         """Return the sum over the last axis."""
         most = jnp.max(self.exponent, axis=-1)
-        return Scaled.of(sum_last(self.at(most[..., None]), 1), most)
-
-
-def sum_last(x: jax.Array, count: int) -> jax.Array:
-    """Return the sum over the last `count` axes."""
-    return jnp.sum(x, tuple(range(x.ndim - count, x.ndim)))
+        return Scaled.of(jnp.sum(self.at(most[..., None]), -1), most)
 
 
 def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -132,9 +127,13 @@ def _dense(a: jax.Array, d: jax.Array) -> Scaled:
     positions, inputs = a.shape[2:]
     if not is_gram(positions, inputs, d.shape[-1]):
         return Scaled.of(_product(a, d), exponent)
-    square, diagonal = _gram(a, d)
+    by_position = [_einsum("bgtk,bgsk->bgts", x, x) for x in (a, d)]
+    pairs = by_position[0] * by_position[1]
+    # Replace a negative sum by 0, since it is 0 up to rounding.
+    square = jnp.maximum(jnp.sum(pairs, (-2, -1)), 0)
     if positions > 1:
-        lost = jnp.any(square < CANCELLED * diagonal)
+        # The diagonal holds the positions' squared norms.
+        lost = jnp.any(square < CANCELLED * jnp.trace(pairs, axis1=-2, axis2=-1))
         square = lax.cond(lost, _product, lambda a, d: square, a, d)
     return Scaled.of(square, exponent)
 
@@ -159,15 +158,6 @@ def _near_float32(x: jax.Array) -> jax.Array:
 def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """Return `x * 2**exponent` in the dtype of `x`; a power of two keeps its digits."""
     return shifted(_leaves.widen(x), exponent).astype(x.dtype)
-
-
-def _gram(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the squared norm, and the sum of the positions' squared norms."""
-    by_position = [_einsum("bgtk,bgsk->bgts", x, x) for x in (a, d)]
-    pairs = by_position[0] * by_position[1]
-    diagonal = jnp.trace(pairs, axis1=-2, axis2=-1)
-    # Replace a negative sum by 0, since it is 0 up to rounding.
-    return jnp.maximum(sum_last(pairs, 2), 0), diagonal
 
 
 def _product(a: jax.Array, d: jax.Array) -> jax.Array:
