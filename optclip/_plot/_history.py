@@ -11,7 +11,6 @@ import numpy as np
 
 from .._arrays import _validate
 from .._monitor import (
-    Fields,
     at,
     choice,
     chosen,
@@ -188,7 +187,15 @@ def parts_of(
     """
     columns = read(history)
     names = fields_by_name(columns)
-    parts_by_name = {name: _parts(names[name]) for name in clips_in(names)}
+    parts_by_name = {
+        name: {
+            part: x
+            for field in ("norm", "leaf_norm")
+            for part, x in names[name].get(field, {}).items()
+            if part
+        }
+        for name in clips_in(names)
+    }
     parted = [name for name, parts in parts_by_name.items() if parts]
     # A transformation inside `skip` does not run in the steps that are looked for.
     clip = clip or outer_skip(names, parted)
@@ -201,9 +208,3 @@ def parts_of(
             " record='leaves'."
         )
     return name, steps_in(columns), parts
-
-
-def _parts(fields: Fields) -> dict[str, np.ndarray]:
-    """Return the norms of the groups or leaves of a transformation by name."""
-    norms = {**fields["norm"], **fields.get("leaf_norm", {})}
-    return {part: x for part, x in norms.items() if part}

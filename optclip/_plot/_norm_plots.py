@@ -54,25 +54,20 @@ def norms(
     """
     record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
-    y = "norm"
+    y, title = "norm", record.title
     if record.fraction is None:
         _draw_norms(ax, record)
     elif np.isfinite(record.threshold).any():
         _draw_fraction(ax, record.steps, record.fraction)
         y = "fraction of the norms clipped"
+        mean = percent(float(np.mean(record.fraction)))
+        title = f"{title}: " if title else ""
+        title += f"{mean} of the norms clipped on average"
     else:
         _draw_line(ax, record.steps.at, record.norm, "largest norm", _style.AFTER)
         _style.set_scale(ax, record.norm)
     _style.mark_not_finite(ax, record.steps.at[~np.isfinite(record.norm)])
-    return _style.finish(ax, x=record.steps.label, y=y, title=_title(record))
-
-
-def _title(record: ClipHistory) -> str:
-    if record.fraction is None or not np.isfinite(record.threshold).any():
-        return record.title
-    mean = percent(float(np.mean(record.fraction)))
-    message = f"{mean} of the norms clipped on average"
-    return f"{record.title}: {message}" if record.title else message
+    return _style.finish(ax, x=record.steps.label, y=y, title=title)
 
 
 def _draw_line(
@@ -184,6 +179,9 @@ def distribution(
     ax.hist(norms, bins=edges.tolist(), color=_style.AFTER, alpha=0.75)
     ax.set_xscale("log")
     _style.set_log_ticks(ax.xaxis, norms)
+    # Counts are whole numbers, and the legend has room above them.
+    ax.locator_params(axis="y", integer=True, min_n_ticks=1)
+    ax.margins(y=0.15)
     limits = record.threshold[np.isfinite(record.threshold)]
     if limits.size and record.fraction is None:
         limit = float(np.median(limits))
@@ -237,7 +235,9 @@ def rate(
     count = np.arange(1, len(total) + 1)
     before = np.concatenate([np.zeros(window), total])[: len(total)]
     lately = (total - before) / np.minimum(count, window)
-    rate, style = total / count, {"color": _style.AFTER, "lw": _style.MAIN}
+    # The dense line of a long run must not hide the other.
+    style = {"color": _style.AFTER, "lw": _style.MAIN, "zorder": 2.5}
+    rate = total / count
     ax.plot(steps.at, rate, label="so far", **style, **_style.dots(rate))
     if len(total) > window:
         ax.plot(steps.at, lately, label=f"last {window} {steps.unit}", **_DASHED)

@@ -22,6 +22,8 @@ WIDTH = 5.4
 # Numbers of a wider range than this are plotted on a logarithmic axis, where small ones
 # stay visible.
 _RANGE = 30.0
+# Number of points of a line above which the place of the legend is fixed.
+_LONG = 100_000
 
 
 def new_axes(ax: Axes | None = None, height: float = 3.6, width: float = WIDTH) -> Axes:
@@ -100,13 +102,19 @@ def mark_not_finite(ax: Axes, steps: np.ndarray) -> None:
 def finish(ax: Axes, *, x: str, y: str, title: str) -> Axes:
     """Set labels, title and grid, and a legend if a line has a label."""
     ax.set(xlabel=x, ylabel=y)
+    if ax.get_xscale() == "linear":
+        # Steps are whole numbers.
+        ax.locator_params(axis="x", integer=True, min_n_ticks=1)
     # Names may have a dollar sign.
     ax.set_title(title, parse_math=False)
     ax.set_axisbelow(True)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     if ax.get_legend_handles_labels()[1]:
-        ax.legend(frameon=False, fontsize=small(ax))
+        # Matplotlib's search for the best place warns, and takes seconds, on long runs.
+        is_long = any(np.size(line.get_xdata()) > _LONG for line in ax.lines)
+        place = "upper right" if is_long else "best"
+        ax.legend(loc=place, frameon=is_long, fontsize=small(ax))
     return ax
 
 

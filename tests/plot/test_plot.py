@@ -170,6 +170,20 @@ def test_rate_draws_fraction_over_window():
     assert labels(plot.rate(found, clip="clip", window=20))[1] == "last 20 records"
 
 
+def test_plot_of_long_run_has_legend_without_warning():
+    """It has a frame in a corner. Matplotlib warns if it searches a place for long."""
+    ax = plot.norms(history_of(np.geomspace(0.5, 2.0, 100_001)))
+    ax.figure.canvas.draw()
+    assert ax.get_legend().get_frame_on()
+    assert not plot.norms(history_of([1.0, 2.0])).get_legend().get_frame_on()
+
+
+def test_plot_labels_whole_steps_and_counts_only():
+    axes = [draw([history_of(1.0)]).xaxis for draw in (plot.norms, plot.rate)]
+    for axis in (*axes, plot.distribution(history_of([1.0, 2.0])).yaxis):
+        assert all(x == round(x) for x in axis.get_majorticklocs())
+
+
 def test_rate_of_many_norms_equals_rate_of_metrics():
     tx = optclip.clip_by(1.0, over="leaf", response="normalize")
     tree = {"a": np.float32([0.5]), "b": np.zeros(1, np.float32)}
