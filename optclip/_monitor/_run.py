@@ -166,11 +166,11 @@ def number_of(x: Any) -> float | None:
 def others_in(history: History) -> list[dict[str, float]]:
     """Return the numbers of each step that `read` does not read, such as a loss."""
     history = loaded(history)
-    if not isinstance(history, Mapping):
-        return [_others(step) for step in history]
-    count = len(next(iter(read(history).values())))
-    rest = {key: x for key, x in history.items() if _is_column(x, count)}
-    return [_others({key: x[i] for key, x in rest.items()}) for i in range(count)]
+    if isinstance(history, Mapping):
+        count = len(next(iter(read(history).values())))
+        rest = {key: x for key, x in history.items() if _is_column(x, count)}
+        history = [{key: x[i] for key, x in rest.items()} for i in range(count)]
+    return [_others(step) for step in history]
 
 
 def _others(step: Mapping[str, Any]) -> dict[str, float]:

@@ -133,9 +133,9 @@ def _lost(log: Entries, kinds: Mapping[str, str], step: str | None) -> list[str]
     place, row = log.entries[ends[np.argmax(is_lost)]]
     at = number_of(row.get(step))
     since = f"{log.unit} {place}" if at is None else f"step {at:.15g}"
-    return [
-        f"{gaps[is_lost].sum()} losses have no norm, since {since}; they may be NaN"
-    ]
+    count = gaps[is_lost].sum()
+    losses = "1 loss has" if count == 1 else f"{count} losses have"
+    return [f"{losses} no norm, since {since}; the norm may be NaN there"]
 
 
 def _is_shuffled(steps: np.ndarray) -> bool:

@@ -495,6 +495,7 @@ def test_report_counts_restarts(command, log, key):
         (lines({"a/loss": x, "b/loss": 1.0, **GOOD} for x in NORMS), ("--loss", "a/loss"), "-> loss 40 in step 70"),
         (lines(row | {"grad_norm": x} for row, x in zip(STATE, [1.0] * 60 + [None] * 41, strict=True)), (), "41 losses have no norm, since step 590;"),
         ("loss,grad_norm\n" + ("2,1\n2,\n2,\n" * 20) + "2,\n" * 9, (), "11 losses have no norm, since line 60;"),
+        ("loss,grad_norm\n" + "2,1\n" * 20 + "2,\n" + "2,1\n" * 9, (), "1 loss has no norm, since line 22;"),
     ],
 )  # fmt: skip
 def test_report_says_what_it_did_not_read(command, log, content, options, words):
