@@ -86,15 +86,13 @@ def _clip_array(x: Any, path: KeyPath, bounds: dict[str, Number | None]) -> Any:
     }
     array: Any = x if is_narrowed else jnp.asarray(_placement.on_device(x))
     lower, upper = _both(checked, array.dtype)
-    if is_narrowed:
-        out = array if upper is None else np.minimum(array, upper)
-        return out if lower is None else np.maximum(out, lower)
-    out: Any = array
-    if upper is not None:
-        out = jnp.minimum(out, _numerics.broadcast_like(jnp.asarray(upper), array))
-    if lower is not None:
-        out = jnp.maximum(out, _numerics.broadcast_like(jnp.asarray(lower), array))
-    return _placement.back(_leaves.narrow(out, array), x)
+    of: Any = np if is_narrowed else jnp
+    out = array
+    for bound, moved in ((upper, of.minimum), (lower, of.maximum)):
+        if bound is not None and not is_narrowed:
+            bound = _numerics.broadcast_like(jnp.asarray(bound), array)
+        out = out if bound is None else moved(out, bound)
+    return out if is_narrowed else _placement.back(_leaves.narrow(out, array), x)
 
 
 def _checked(name: str, bound: Any, x: Any, path: KeyPath, is_narrowed: bool) -> Any:
