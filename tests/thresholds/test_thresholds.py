@@ -42,8 +42,7 @@ def test_rule_receives_norm_step_parameters_and_extra_arguments():
 
     seen = given(state)
     assert (seen.norm, seen.finite, seen.step) == (5.0, True, 0)
-    assert seen.keep == [2.0, 5.0]
-    assert seen.measure == 10.0
+    assert (seen.keep, seen.measure) == ([2.0, 5.0], 10.0)
     np.testing.assert_array_equal(seen.params, params)
     assert seen.extra == {"value": 7.0}
 
@@ -62,8 +61,7 @@ def test_rule_in_tree_receives_its_subtree():
 
     clipped, norm, measured, kept = given(tree)
     assert norm == measured == [1.0, 2.0]
-    assert kept == [1.0, 1.5]
-    assert clipped["b"] == [1.0, 1.0]
+    assert (kept, clipped["b"]) == ([1.0, 1.5], [1.0, 1.0])
     helpers.assert_identical(clipped["a"], tree["a"])
 
 
@@ -220,8 +218,7 @@ def test_recorded_threshold_of_loss_in_warm_up_is_infinite(loss):
     tx = optclip.skip(optax.sgd(1.0), max_loss=optclip.thresholds.mean_plus_std(6.0))
     _, state = tx.update(TREE, tx.init(TREE), value=jnp.float32(loss))
     metrics = optclip.metrics(state)
-    assert metrics["skip/loss_threshold"] == math.inf
-    assert metrics["skip/skipped"] == 1
+    assert (metrics["skip/loss_threshold"], metrics["skip/skipped"]) == (math.inf, 1)
 
 
 def test_recorded_threshold_of_narrow_rule_is_infinite():
