@@ -112,10 +112,13 @@ def _checked(labels: PyTree) -> PyTree:
         labels, is_leaf=_leaves.is_sparse,
     )  # fmt: skip
     for label in jax.tree.leaves(labels):
-        advice = "Pass a tree of labels or a function that returns one."
-        advice = f"{advice} {_validate.static('groups', label)}"
         _validate.kind(
-            "A label in `groups`", label, str, "a string, or None for no group", advice
+            "A label in `groups`",
+            label,
+            str,
+            "a string, or None for no group",
+            "Pass a tree of labels or a function that returns one."
+            f" {_validate.static('groups', label)}",
         )
     return labels
 
@@ -142,9 +145,9 @@ class Layers(Scope):
 
     def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         leaves, names, treedef = _named(tree)
-        pairs = zip(names, leaves, strict=True)
         return treedef.unflatten(
-            None if x is None else values.get(self._block_of(name)) for name, x in pairs
+            None if x is None else values.get(self._block_of(name))
+            for name, x in zip(names, leaves, strict=True)
         )
 
     def _block_of(self, name: str) -> str:
@@ -207,8 +210,11 @@ def layers(
     is_nested = any(_is_below(*pair) for pair in itertools.permutations(each, 2))
     wanted = "one or more paths, none below another"
     _validate.require("paths", paths, bool(each) and not is_nested, wanted)
-    number = _validate.whole("axis", axis, "an int", _validate.static("axis", axis))
-    return Layers(tuple(each), number, _validate.flag("each_leaf", each_leaf))
+    return Layers(
+        tuple(each),
+        _validate.whole("axis", axis, "an int", _validate.static("axis", axis)),
+        _validate.flag("each_leaf", each_leaf),
+    )
 
 
 def _is_below(path: str, name: str) -> bool:

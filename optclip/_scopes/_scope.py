@@ -216,9 +216,8 @@ class Units(Scope):
             if leaf_axis is not None:
                 return _as_tuple(leaf_axis)
         first = int(bool(self.stacked is not None and self.stacked(name)))
-        if len(shape) - first < 2:
-            return tuple(range(first, len(shape)))
-        return tuple(range(first, len(shape) - 1))
+        has_outputs = len(shape) - first >= 2
+        return tuple(range(first, len(shape) - has_outputs))
 
 
 def axes(axis: int | tuple[int, ...]) -> Axes:
