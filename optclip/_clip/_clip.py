@@ -49,7 +49,7 @@ from .._scopes import Groups, Scope, blocks_of, owners_of
 #   zero        all elements that share a non-finite norm become zero (`respond` and
 #               `scaled_or_zeroed` in `_scale`, `bounded` in `_bounded`)
 #   raise       like propagate, and an error under `jax.experimental.checkify`
-# For singular values, `_spectral/_singular_values._by_policy` does the same. Where a
+# For singular values, `_spectral/_singular_values.Cap` does the same. Where a
 # norm is not finite, a rule's infinite threshold is made finite in
 # `_thresholds/_learning`, so that the policy applies.
 POLICIES = ("propagate", "zero", "raise")
