@@ -110,7 +110,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check the types of the package, of user code and of every public name."""
+    """Check the types of the package, benchmarks, user code and every public name."""
     install(session, "types")
     python = str(pathlib.Path(session.bin, "python"))
     session.run("pyright", "--pythonpath", python)

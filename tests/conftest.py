@@ -55,9 +55,8 @@ class BoundedMemory:
         # Modules and tests live until the end, so garbage collection can skip them.
         gc.collect()
         gc.freeze()
-        # By default Python collects after 700 new objects, which takes a tenth of the
-        # time that JAX traces.
-        gc.set_threshold(20_000, 20, 50)
+        # Tracing makes many objects; by default Python collects after 700 of them.
+        gc.set_threshold(20_000)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item, nextitem):
