@@ -171,10 +171,46 @@ def init_memory(
             norm = part.treedef.unflatten(map(zeros, types))
         as_array = functools.partial(as_array_of_memory, name, part.rule)
         made = jax.tree.map(as_array, part.rule.init(norm))
+        if any(x.shape for x in types):
+            _check_axes(name, part.rule, norm, made)
         if not part.is_vector:
             made = _packed_state.packed(made, norm, is_like_params=is_like_params)
         memories.append(made)
     return memories
+
+
+def _check_axes(name: str, rule: Rule, norm: PyTree, memory: PyTree) -> None:
+    """Raise if an array of a norm's memory has others before the axes of the norm.
+
+    `learned` would select along wrong axes. The memory of longer norms shows which axes
+    are those of the norm, also where a window is as long.
+    """
+    longer = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct([size + 1 for size in x.shape], x.dtype), norm
+    )
+    treedef = jax.tree.structure(norm)
+    is_per_norm = functools.partial(_packed_state.is_per_norm, treedef)
+    parts, structure = jax.tree.flatten(memory, is_leaf=is_per_norm)
+    try:
+        others = structure.flatten_up_to(jax.eval_shape(rule.init, longer))
+    except Exception:  # The rule may hold arrays for these norms.
+        return
+    shapes = [
+        (of_norm.shape, here.shape, there.shape)
+        for pair in zip(parts, others, strict=True)
+        if is_per_norm(pair[0])
+        for of_norm, *both in zip(
+            *map(treedef.flatten_up_to, (longer, *pair)), strict=True
+        )
+        for here, there in zip(*map(jax.tree.leaves, both), strict=True)
+    ]
+    for of_norm, here, there in shapes:
+        if there[: len(of_norm)] != of_norm and there != here:
+            raise ValueError(
+                f"`{name}`: arrays in the memory of the rule {rule!r} must begin with"
+                f" the axes of their norm, got shape {here}. Put other axes, such as a"
+                " window, last."
+            )
 
 
 def is_fixed(rules: PyTree) -> bool:
@@ -478,6 +514,8 @@ def _raise_if_foreign(
     name: str, rule: Rule, norm: PyTree, memory: PyTree, error: Exception | None
 ) -> None:
     """Raise if a rule failed because the memory in the state is another rule's."""
+    if "must find its own memory" in str(error):
+        return  # The rule inside says so.
     try:
         made = jax.eval_shape(rule.init, norm)
     except Exception:

@@ -75,7 +75,10 @@ class Rule(Protocol):
     """
 
     def init(self, norm: PyTree, /) -> PyTree:
-        """Return the memory before the first step, from the shapes of the norms."""
+        """Return the memory before the first step, from the shapes of the norms.
+
+        Arrays of a norm's entry begin with its axes; others, such as a window, follow.
+        """
         ...
 
     def update(self, seen: Seen, memory: PyTree, /) -> tuple[PyTree, PyTree]:

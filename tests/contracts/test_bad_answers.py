@@ -279,6 +279,12 @@ PAIR = "the tuple that clip_before's init.*"
             V,
             f"{FOREIGN} .*of shapes.*Pass",
         ),
+        (
+            WHOLE(thresholds.scaled(thresholds.quantile(0.5, 4), 9.0)),
+            WHOLE(thresholds.scaled(thresholds.quantile(0.5, 5), 9.0)),
+            V,
+            f"^`threshold`: the rule Quantile.* {FOREIGN}",
+        ),
         (OF_LEAVES, FIXED, V, OTHER_RECORD),
         (FIXED, OF_LEAVES, V, OTHER_RECORD),
         (

@@ -48,12 +48,44 @@ CASES = [
         for x in ("group of one leaf", "unit", "layer", "singular value")
     ),
     *(("initial_norm", x) for x in ("leaf", "matrix", "element")),
+    *(("user's window", x) for x in ("leaf", "slice", "layer", "element")),
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class LastTwo:
+    """A user's rule, whose memory has the last two norms along one axis."""
+
+    axis: int = -1
+    learns_from_zeros: ClassVar[bool] = False
+
+    def init(self, norm):
+        return jax.tree.map(
+            lambda n: jnp.stack([jnp.ones_like(n)] * 2, self.axis), norm
+        )
+
+    def update(self, seen, memory):
+        limit = jax.tree.map(lambda old: old.mean(-1), memory)
+        return limit, jax.tree.map(
+            lambda old, norm: jnp.stack([old[..., 1], norm], -1), memory, seen.norm
+        )
+
+
+@pytest.mark.parametrize("scope", ["slice", "unit", "layer", "matrix", "element"])
+@pytest.mark.parametrize("length", [2, 3])
+def test_memory_of_user_rule_begins_with_axes_of_norm_or_raises(scope, length):
+    """A window as long as the norms is not mistaken for them."""
+    tree = {name: np.ones((length, 2, 3), np.float32) for name in "ab"}
+    optclip.clip_by(LastTwo(), over=SCOPES[scope]).init(tree)
+    with pytest.raises(
+        ValueError, match="must begin with the axes of their norm, got shape"
+    ):
+        optclip.clip_by(LastTwo(axis=0), over=SCOPES[scope]).init(tree)
 
 
 @pytest.mark.parametrize(("rule", "scope"), CASES)
 def test_broken_norm_learns_as_without_its_steps_and_stops_no_other(rule, scope):
-    each = RULES | {"initial_norm": optclip.thresholds.initial_norm(0.5)}
+    each = RULES | {"initial_norm": T.initial_norm(0.5), "user's window": LastTwo()}
     tx = optclip.clip_by(each[rule], over=SCOPES[scope], record=False, nonfinite="zero")
     rng = np.random.default_rng(0)
     shape = (14, 2, 2, 3)
