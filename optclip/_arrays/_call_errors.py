@@ -26,12 +26,13 @@ _FOREIGN: dict[str, tuple[str, ...]] = {
     "global_clipnorm": ("max_norm",),
     "l2_clip_norm": ("threshold",),
     "l2_norm_clip": ("threshold",),
-    "max_grad_norm": ("threshold",),
+    "max_grad_norm": ("threshold", "max_norm"),
     "grads": ("tree",),
     "gradients": ("tree",),
     "max": ("upper",),
     "max_delta": ("limit",),
     "min": ("lower",),
+    "norm": ("ord",),
     "norm_type": ("ord",),
     "p": ("ord",),
     "parameters": ("tree",),
@@ -40,9 +41,20 @@ _FOREIGN: dict[str, tuple[str, ...]] = {
     "threshold": ("max_norm", "max_rms", "limit"),
     "updates": ("tree",),
     "values": ("tree",),
+    # Of papers and their code.
+    **dict.fromkeys(("alpha", "beta"), ("decay",)),
+    **dict.fromkeys(("clip_factor", "clipping", "lambda_rel"), ("ratio",)),
+    **dict.fromkeys(("percentile", "clip_percentile"), ("q",)),
+    "lambda_abs": ("max_norm",),
+    "rolling_interval_length": ("window",),
+    "sigma_factor": ("sigma",),
+    "z_thresh": ("z",),
 }
 # The values that differ from those of the other library.
-_VALUES = {"error_if_nonfinite": 'nonfinite="raise" inside checkify'}
+_VALUES = {
+    "error_if_nonfinite": 'nonfinite="raise" inside checkify',
+    "norm": "ord=, or clip_by(..., norm=...),",
+}
 # What has no argument, and needs none.
 _NEEDLESS = {
     "foreach": "XLA compiles the norms of all leaves together.",
@@ -100,7 +112,7 @@ def explains_call(function: Callable[P, T]) -> Callable[P, T]:
             hint = ""
             if is_factory and keyword in _GRADIENTS:
                 hint = f"To clip gradients directly, call {pure_call(name, '...')}."
-            raise TypeError(_unknown(name, keyword, accepted, hint))
+            raise TypeError(unknown(name, keyword, accepted, hint))
         return function(*args, **kwargs)
 
     return checked
@@ -129,7 +141,7 @@ def pure_call(function: str, *names: str) -> str:
     return f"optclip.functional.{function}({', '.join(['updates', *names])})"
 
 
-def _unknown(name: str, keyword: str, accepted: Iterable[str], hint: str = "") -> str:
+def unknown(name: str, keyword: str, accepted: Iterable[str], hint: str = "") -> str:
     """Return the text of the error for a keyword that a function does not have."""
     ours = [x for x in _FOREIGN.get(keyword, ()) if x in accepted]
     close = difflib.get_close_matches(keyword, sorted(accepted), n=1)

@@ -5,7 +5,6 @@ Only concrete numbers are checked; traced values pass, since they are unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -296,16 +295,6 @@ def choice(name: str, value: Any, accepted: tuple[str, ...]) -> str:
     kind(name, value, str, wanted)
     require(name, value, value in accepted, wanted)
     return value
-
-
-def options(given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise for an option that is not among the known ones."""
-    known = sorted(known)
-    for name, value in given.items():
-        if name not in known:
-            raise TypeError(
-                f"Unknown option {name}={shown(value)}. The options are {known}."
-            )
 
 
 def flag(name: str, value: Any) -> Any:

@@ -80,7 +80,7 @@ def agc(
       Without Normalization*, 2021, arXiv:2102.06171, equation 3.
     """
     return build(
-        clip_by, options, thresholds.relative_to_params(ratio, min_norm),
+        agc, clip_by, options, thresholds.relative_to_params(ratio, min_norm),
         over=scopes.units(stacked=stacked, axis=axis),
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def autoclip(
       Source Separation Networks*, 2020, arXiv:2007.14469. QC-SGD, 2023,
       arXiv:2309.17316, also clips to a quantile.
     """
-    return build(clip_by, options, thresholds.quantile(q, window))
+    return build(autoclip, clip_by, options, thresholds.quantile(q, window))
 
 
 def zclip(
@@ -170,7 +170,7 @@ def zclip(
       Pre-Training*, 2025, arXiv:2504.02507, equations 4 to 9; `max_norm` from its code.
     """
     return build(
-        clip_by, options, thresholds.zscore(z, decay, warmup, max_norm=max_norm)
+        zclip, clip_by, options, thresholds.zscore(z, decay, warmup, max_norm=max_norm)
     )
 
 
@@ -205,7 +205,7 @@ def mean_std_clip(
     References:
       Levanter (marin-community/levanter), `clip_update_by_historical_norm`.
     """
-    return build(clip_by, options, thresholds.mean_plus_std(k, window))
+    return build(mean_std_clip, clip_by, options, thresholds.mean_plus_std(k, window))
 
 
 def adagc(
@@ -255,8 +255,9 @@ def adagc(
       Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
     return build(
-        clip_by, options, thresholds.ema(ratio, decay, warmup, max_norm), over="leaf"
-    )
+        adagc, clip_by, options, thresholds.ema(ratio, decay, warmup, max_norm),
+        over="leaf",
+    )  # fmt: skip
 
 
 def olmo_ratio(
@@ -292,7 +293,8 @@ def olmo_ratio(
       OLMo (allenai/OLMo), `max_grad_norm_ratio`.
     """
     threshold = thresholds.ema(ratio, decay, warmup=0)
-    return build(clip_by, {"eps": 1e-6} | unwrapped(options), threshold, over="leaf")
+    chosen = {"eps": 1e-6} | unwrapped(options)
+    return build(olmo_ratio, clip_by, chosen, threshold, over="leaf")
 
 
 def aggc(
@@ -360,7 +362,7 @@ def aggc(
     labels = by_path(_module) if groups is None else groups
     threshold = thresholds.ema(high, decay, warmup=0, start="zero")
     return build(
-        clip_by, options, threshold, over=scopes.groups(labels), response=response
+        aggc, clip_by, options, threshold, over=scopes.groups(labels), response=response
     )
 
 
@@ -397,8 +399,9 @@ def auto_s(
     """
     _validate.plain("gamma", gamma)
     return build(
-        clip_by, options, Named("max_norm", max_norm), response="normalize", eps=gamma
-    )
+        auto_s, clip_by, options, Named("max_norm", max_norm),
+        response="normalize", eps=gamma,
+    )  # fmt: skip
 
 
 def sclip(
@@ -433,7 +436,7 @@ def sclip(
     _validate.plain_or_schedule("tau", tau, above=True)
     edge = scheduled(lambda t: jnp.sqrt(as_array(t)), tau)
     factor = scheduled(lambda c, t: as_array(c) / jnp.sqrt(as_array(t)), c, tau)
-    clip = build(clip_by, options, edge, over="element", response="smooth")
+    clip = build(sclip, clip_by, options, edge, over="element", response="smooth")
     scale = _scale_by(factor, unwrapped(options).get("mask"))
     return optax.with_extra_args_support(optax.chain(clip, scale))
 

@@ -79,8 +79,9 @@ def spam(
     grace = _validate.length("grace", grace, least=0)
     first = optax.scale_by_adam(b2=b2) if inner is None else inner
     clip = build(
-        clip_by, options, thresholds.second_moment(theta, b2, grace), over="element"
-    )
+        spam, clip_by, options, thresholds.second_moment(theta, b2, grace),
+        over="element",
+    )  # fmt: skip
     chain = optax.chain(clip, transformation("inner", first))
     return with_periodic_reset(chain, every, warmup=warmup)
 
@@ -135,12 +136,12 @@ def stable_spam(
       2025, arXiv:2502.17055v2.
     """
     elements = build(
-        clip_by, for_record("max", options), thresholds.ema_of_max(decay),
+        stable_spam, clip_by, for_record("max", options), thresholds.ema_of_max(decay),
         over="element", response="proportional",
     )  # fmt: skip
     leaves = build(
-        clip_by, for_record("norm", options), thresholds.mean_over_rms(b1, b2),
-        over="leaf", response="normalize",
+        stable_spam, clip_by, for_record("norm", options),
+        thresholds.mean_over_rms(b1, b2), over="leaf", response="normalize",
     )  # fmt: skip
     reset = with_periodic_reset(adam_if_none(inner), every, warmup=0, keep_counts=False)
     return optax.chain(elements, leaves, reset)
@@ -195,7 +196,7 @@ def acclip(
     # As a function the response scales. Moved to its bound, an infinite moment would
     # stay hidden.
     clip = build(
-        clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
+        acclip, clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
         over="element", response=responses.Hard().coefficient, eps=eps,
     )  # fmt: skip
     momentum = masked(optax.ema(promotable(b1), debias=False), _leaves.are_floating)
@@ -288,8 +289,9 @@ def stable_adamw(
 
     inner = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
     clip = build(
-        clip_by, options, _UnitQuotient(over_second_moment), over="leaf", norm="rms"
-    )
+        stable_adamw, clip_by, options, _UnitQuotient(over_second_moment),
+        over="leaf", norm="rms",
+    )  # fmt: skip
     if _validate.concrete(weight_decay) != 0:
         inner = optax.chain(inner, optax.add_decayed_weights(weight_decay))
     return clip_after(masked(inner, _leaves.are_floating), clip)
@@ -348,7 +350,9 @@ def clippy(
         _leaves.flatten_dense(params, reason)
         return jax.tree.map_with_path(quotient, seen.updates, params)
 
-    return build(clip_by, options, _UnitQuotient(over_allowed), over="leaf", norm="inf")
+    return build(
+        clippy, clip_by, options, _UnitQuotient(over_allowed), over="leaf", norm="inf"
+    )
 
 
 def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
@@ -460,7 +464,7 @@ def spectra(
         cap = scheduled(operator.mul, value, factor) if warmup else value
         limit = Named(argument, cap)
         return build(
-            clip_by, options, limit, norm="l2", response="smooth", eps=0.0,
+            spectra, clip_by, options, limit, norm="l2", response="smooth", eps=0.0,
             over=singular_values(matrix_axes, method=method),
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any
 import optax
 
 from .._arrays import _validate
+from .._arrays._call_errors import unknown
 from .._arrays._types import Held
 from .._typing import Number, NumberOrSchedule, PyTree
 
@@ -42,12 +43,13 @@ def for_record(part: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(
+    recipe: Callable[..., Any],
     make: Callable[..., optax.GradientTransformationExtraArgs],
     options: Mapping[str, Any],
     *arguments: Any,
     **fixed: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """Call `make` with the arguments of a method and the user's options.
+    """Call `make` with the arguments of the method `recipe` and the user's options.
 
     Raises:
       TypeError: An option is unknown, or is set by the method.
@@ -59,7 +61,10 @@ def build(
     advice = f"To set it yourself, use optclip.{make.__name__}."
     for name, value in chosen.items():
         _validate.require(name, value, name not in fixed, wanted, advice, TypeError)
-    _validate.options(chosen, accepted - fixed.keys() - _NOT_IN_METHODS)
+    accepted -= fixed.keys() | _NOT_IN_METHODS
+    for name in chosen.keys() - accepted:
+        accepted |= inspect.signature(recipe).parameters.keys() - {"options"}
+        raise TypeError(unknown(recipe.__name__, name, accepted))
     return make(*arguments, **fixed, **chosen)
 
 

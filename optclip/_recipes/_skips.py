@@ -68,7 +68,7 @@ def olmo_skip(
     )
     defaults = {"learn_skipped": True, "max_consecutive": math.inf}
     return build(
-        skip, defaults | unwrapped(options), adam_if_none(inner),
+        olmo_skip, skip, defaults | unwrapped(options), adam_if_none(inner),
         max_norm=rule, max_loss=rule if use_loss else None,
     )  # fmt: skip
 
@@ -116,7 +116,7 @@ def axlearn_skip(
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
     chosen = {"learn_skipped": False} | unwrapped(options)
-    return build(skip, chosen, adam_if_none(inner), max_norm=rule)
+    return build(axlearn_skip, skip, chosen, adam_if_none(inner), max_norm=rule)
 
 
 def megatron_skip(
@@ -144,4 +144,4 @@ def megatron_skip(
     References:
       Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
     """
-    return build(skip, options, adam_if_none(inner), max_norm=max_norm)
+    return build(megatron_skip, skip, options, adam_if_none(inner), max_norm=max_norm)

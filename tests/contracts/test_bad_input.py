@@ -300,7 +300,7 @@ ROUTED = [
     ((-np.ones(99), V, "`{p}` must be at least 0, got -1.0"), "norms"),
     (((), V, "`{p}` must be an optimizer state with a record"), "opt_state"),
     (((), V, "`{p}` must be the state of an optimizer in"), "history.opt_state"),
-    ((3, T, "Unknown option options=3. The options are ["), "options"),
+    ((3, T, "() has no argument 'options'."), "options"),
     ((0, V, "`{p}` must be a Python or NumPy number above 0, or inf"), "ord"),
     (("all", T, "`{p}` must be 'tree', 'leaf'"), "over"),
     ((np.ones(3, bool), V, "`{p}` must be an array of 2 bools"), "padding"),
