@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from .._arrays import _leaves
 from .._monitor import columns_in, listed
@@ -79,6 +80,8 @@ class Carrier:
             if sources:
                 self._carry_history(sources[0], state)
             return
+        if state.kind[0] is optax.ScaleByScheduleState and not sources:
+            self._note_new_schedule(state)
         # Where each owner has its arrays from, or None.
         origins = {
             group: self._carry_owned(state, sources, group, slots)
@@ -233,6 +236,20 @@ class Carrier:
                 " b2=0.999). Give new leaves a label of their own in optax.partition"
             )
         self.notes.append(note)
+
+    def _note_new_schedule(self, state: State) -> None:
+        """Note that a schedule for old leaves starts at 0."""
+        counts = (
+            int(_readable(x))
+            for x in self.old
+            if not jnp.ndim(x) and jnp.issubdtype(jnp.result_type(x), jnp.integer)
+        )
+        steps = max(counts, default=0)
+        if steps and not state.leaves.isdisjoint(self.leaves[0]):
+            self.notes.append(
+                f"the count of {state} starts at 0 after {steps} steps, and its"
+                " schedule with it. To continue, shift the schedule by them"
+            )
 
     def _carry_history(self, old: State, state: State) -> None:
         """Move the rows of a history by the names of their columns."""

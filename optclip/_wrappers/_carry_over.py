@@ -71,7 +71,8 @@ def carry_over(
 
     Warns:
       UserWarning: A moment of a leaf in `new_params` or a learned memory restarts, a
-        count continues for moments that do, joined counts differ, or no leaf remains.
+        count continues for moments that do, joined counts differ, a schedule of optax
+        is new, or no leaf remains.
 
     Edge cases:
       - Paths are compared by the texts of their keys, so `[x]`, `(x,)` and `{"0": x}`

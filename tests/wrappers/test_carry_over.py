@@ -132,6 +132,18 @@ def test_carry_over_new_leaf_beside_adam_is_named_with_remedy():
         np.testing.assert_allclose(updates["c"], -size, rtol=0.01)
 
 
+@pytest.mark.parametrize("inject", [False, True])
+def test_carry_over_new_schedule_is_named_with_steps_before_it(inject):
+    schedule = optax.linear_schedule(0.1, 0.0, 9)
+    make = optax.inject_hyperparams(optax.adam) if inject else optax.adam
+    scheduled, state = optclip.skip(make(schedule)), after(ADAM, AB, 8)
+    carry(ADAM, AB, state, scheduled, AB, "at 0 after 8 steps, and its schedule with")
+    labels = {"a": "", "b": "", "c": "c"}  # The schedule is for new leaves alone.
+    carry(ADAM, AB, state, optax.partition({"": ADAM, "c": scheduled}, labels), ABC)
+    carry(ADAM, AB, ADAM.init(AB), scheduled, AB)
+    carry(scheduled, AB, after(scheduled, AB, 8), optax.adam(schedule), AB)
+
+
 def test_carry_over_count_of_adam_is_no_parameter_named_count():
     carry(ADAM, NAMED, after(ADAM, NAMED), skip(ADAM), NAMED)
 
