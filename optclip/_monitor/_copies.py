@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -43,7 +42,21 @@ def compare(
     copies = np.argmax(digests != 0, axis=1)
     digest = np.take_along_axis(digests, copies[:, None], axis=1)
     are_unlike = np.any((digests != digest) & (digests != 0), axis=1)
-    return copies, list(itertools.compress(arrays, are_unlike))
+    return copies, [
+        name if by_row else name + _outlier(x, digests[i])
+        for i, (name, x) in enumerate(arrays.items())
+        if are_unlike[i]
+    ]
+
+
+def _outlier(x: Any, digests: np.ndarray) -> str:
+    """Return where the only copy is that is like no other one, or no text."""
+    numbers, counts = np.unique(digests[digests != 0], return_counts=True)
+    (alone,) = np.nonzero(np.isin(digests, numbers[counts == 1]))
+    shards = getattr(x, "addressable_shards", ())
+    devices = [shard.device for shard in shards if shard.replica_id in alone]
+    is_clear = len(alone) == len(devices) == 1 < max(counts)
+    return f" on {devices[0]} alone" if is_clear else ""
 
 
 def norms(arrays: Sequence[Any], copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

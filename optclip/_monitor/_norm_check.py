@@ -126,7 +126,10 @@ def check_norms(
     )
     arrays = {f"gradient `{key or 'grads'}`": x.array for key, x in read.leaves.items()}
     copies, unlike = _copies.compare(arrays)
-    unlike += _unlike_in(state for state, _ in pairs)
+    # A norm of all leaves differs with that of one, which is named first.
+    unlike += sorted(
+        _unlike_in(x for x, _ in pairs), key=lambda x: "leaf_norm" not in x
+    )
     norms, fingerprints = _copies.norms([*arrays.values()], copies)
     sizes = [x.size for x in read.leaves.values()]
     whole = dict(zip(read.leaves, zip(norms.tolist(), sizes, strict=True), strict=True))
@@ -156,6 +159,11 @@ def _pairs(opt_state: PyTree, grads: PyTree) -> list[tuple[PyTree, PyTree]]:
         pairs = list(zip(opt_state, grads, strict=True))
     for x in jax.tree.leaves(pairs):
         _validate.outside_jit("an array of `opt_state` or `grads`", x)
+        if isinstance(x, jax.Array) and x.is_deleted():
+            raise ValueError(
+                "`opt_state` or `grads` has an array that a step deleted by donation."
+                " Take this step without donate_argnums=."
+            )
     return pairs
 
 
@@ -210,10 +218,13 @@ def _recorded_in(
     # Devices that differ are a finding, also if the first one skipped the step.
     numbers = {str(i): x for i, x in enumerate([step, *skips])}
     _, unlike = _copies.compare(numbers, by_row=jnp.ndim(step) > 0)
-    if not unlike and (not _copies.first(step) or any(map(_copies.first, skips))):
+    if not unlike and (any(map(_copies.first, skips)) or not _copies.first(step)):
+        when = (
+            "after a skipped" if any(map(_copies.first, skips)) else "before the first"
+        )
         raise ValueError(
-            "`opt_state` must be the state after a step, got one before the first step"
-            " or after a skipped step. Run one update on finite gradients."
+            f"`opt_state` must be the state after a step, got one {when} step. Run one"
+            " update on finite gradients."
         )
     return each, key, (chosen, [x for x in names if x != chosen])
 

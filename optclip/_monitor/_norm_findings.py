@@ -74,9 +74,10 @@ def mistakes(
 ) -> Iterator[str]:
     """Yield a sentence for each mistake."""
     if unlike:
+        fault = ", or this device is faulty" if unlike[0].endswith(" alone") else ""
         yield (
             f"Devices hold different values of {listed(unlike)}: a mean or sum over"
-            " devices is missing. The other findings are of the first device."
+            f" devices is missing{fault}. The other findings are of the first device."
         )
     leaves = {k: [read.leaves[x] for x in of] for k, (_, of) in read.norms.items()}
     wrong = {k: x for k, x in ratios.items() if not _is_right(x, leaves[k])}

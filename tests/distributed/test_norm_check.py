@@ -229,6 +229,23 @@ def test_pmap_copies_of_gradients_are_asked_for(axis_name):
     assert check.questions[0].startswith("All gradients are 2 equal rows")
 
 
+def test_copies_that_differ_are_named_by_device_and_leaves_before_their_sum():
+    mesh, grads = sharded()
+    shards = [x.data for x in grads["scale"].addressable_shards]
+    for number, words in {1: f" on {jax.devices()[-1]} alone", 2: ""}.items():
+        bad = jax.make_array_from_single_device_arrays(
+            grads["scale"].shape,
+            grads["scale"].sharding,
+            [*shards[:-number], *(2 * x for x in shards[-number:])],
+        )
+        grads = grads | {"scale": bad}
+        state = after(clip(axis_name=SPECS), grads, mesh, check_vma=False)
+        check = optclip.check_norms(state, grads)
+        assert check.disagreements[0] == f"gradient `scale`{words}"
+        assert check.disagreements[1].endswith(f"clip_leaf_norm/scale`{words}")
+        assert ("or this device is faulty" in check.findings[0]) is bool(words)
+
+
 def test_pmap_thresholds_that_differ_are_found():
     tx = optclip.clip_by_norm(
         optclip.thresholds.quantile(0.5, 3), record="leaves", axis_name=()
