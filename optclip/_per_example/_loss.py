@@ -52,7 +52,7 @@ class Loss:
                     f" its first axis has the length of the batch, {size}. If it has an"
                     f" entry per example, pass batch_argnums={(*self.batch, i)};"
                     " otherwise bind it with functools.partial.",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
         return examples
 

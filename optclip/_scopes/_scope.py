@@ -54,7 +54,8 @@ class Scope(abc.ABC):
         """Return a pytree of `norms.Block`, whose structure the norms share.
 
         In `tree`, leaves that enter no norm are None; others are arrays, or objects
-        with the same `shape`, `ndim`, `size` and `dtype`.
+        with the same `shape`, `ndim`, `size` and `dtype`. A leaf enters the norm of
+        each block that it is in, which may be none or several.
         """
 
     @abc.abstractmethod
@@ -62,7 +63,7 @@ class Scope(abc.ABC):
         """Return a tree like `tree` with the value of its block at each leaf, or None.
 
         `values` has the structure of `blocks`. In `tree`, leaves that are not scaled
-        are None.
+        are None. A leaf may have the value of a block that it is not in.
         """
 
 

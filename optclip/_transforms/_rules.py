@@ -195,6 +195,7 @@ def _norms_of(
 ) -> tuple[TreeDef, Batched]:
     """Return the norms of a tree like the updates, whose layout is `like`."""
     if tree is params:
+        _validate.params_given(params, "which the rule measures")
         _check_leaves(like, params)
     # The tree has its own layout, since parameters may have leaves that updates lack.
     try:

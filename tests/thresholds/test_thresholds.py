@@ -65,6 +65,13 @@ def test_rule_in_tree_receives_its_subtree():
     helpers.assert_identical(clipped["a"], tree["a"])
 
 
+def test_rule_that_measures_missing_parameters_raises_with_call():
+    rule = UserRule((), lambda seen, memory: (seen.measure(seen.params), memory))
+    tx = optclip.clip_by_global_norm(rule)
+    with pytest.raises(ValueError, match=r"`params` must be .*tx.update\(updates, st"):
+        tx.update(TREE, tx.init(TREE))
+
+
 def test_rule_may_return_a_threshold_per_norm_and_a_whole_number():
     halves = UserRule(
         (), lambda seen, memory: ({"a": seen.norm["a"] / 2, "b": jnp.int32(5)}, memory)
