@@ -180,7 +180,7 @@ def distribution(
     ax.set_xscale("log")
     _style.set_log_ticks(ax.xaxis, norms)
     # Counts are whole numbers, and the legend has room above them.
-    ax.locator_params(axis="y", integer=True, min_n_ticks=1)
+    _style.label_whole_numbers(ax.yaxis)
     ax.margins(y=0.15)
     limits = record.threshold[np.isfinite(record.threshold)]
     if limits.size and record.fraction is None:

@@ -99,12 +99,20 @@ def mark_not_finite(ax: Axes, steps: np.ndarray) -> None:
         )  # fmt: skip
 
 
+def label_whole_numbers(axis: Any) -> None:
+    """Label only whole numbers, unless an axis has ticks of the user's choice."""
+    from matplotlib.ticker import AutoLocator
+
+    locator = axis.get_major_locator()
+    if isinstance(locator, AutoLocator):
+        locator.set_params(integer=True, min_n_ticks=1)
+
+
 def finish(ax: Axes, *, x: str, y: str, title: str) -> Axes:
     """Set labels, title and grid, and a legend if a line has a label."""
     ax.set(xlabel=x, ylabel=y)
-    if ax.get_xscale() == "linear":
-        # Steps are whole numbers.
-        ax.locator_params(axis="x", integer=True, min_n_ticks=1)
+    # Steps are whole numbers; a logarithmic axis has another locator.
+    label_whole_numbers(ax.xaxis)
     # Names may have a dollar sign.
     ax.set_title(title, parse_math=False)
     ax.set_axisbelow(True)

@@ -182,6 +182,10 @@ def test_plot_labels_whole_steps_and_counts_only():
     axes = [draw([history_of(1.0)]).xaxis for draw in (plot.norms, plot.rate)]
     for axis in (*axes, plot.distribution(history_of([1.0, 2.0])).yaxis):
         assert all(x == round(x) for x in axis.get_majorticklocs())
+    # Ticks that the user has set stay.
+    ax = plt.figure().add_subplot(xticks=[0.0, 0.5], yticks=[0.0, 0.5])
+    assert [*plot.rate(history_of(1.0), ax=ax).get_xticks()] == [0, 0.5]
+    assert [*plot.distribution(history_of(1.0), ax=ax).get_yticks()] == [0, 0.5]
 
 
 def test_rate_of_many_norms_equals_rate_of_metrics():
