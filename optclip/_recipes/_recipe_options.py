@@ -62,9 +62,9 @@ def build(
     for name, value in chosen.items():
         _validate.require(name, value, name not in fixed, wanted, advice, TypeError)
     accepted -= fixed.keys() | _NOT_IN_METHODS
-    for name in chosen.keys() - accepted:
+    if others := [name for name in chosen if name not in accepted]:
         accepted |= inspect.signature(recipe).parameters.keys() - {"options"}
-        raise TypeError(unknown(recipe.__name__, name, accepted))
+        raise TypeError(unknown(recipe.__name__, others[0], accepted))
     return make(*arguments, **fixed, **chosen)
 
 

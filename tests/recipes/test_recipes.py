@@ -192,7 +192,8 @@ def test_recipe_option_set_by_method_or_unknown_is_rejected(names, option, words
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "uclip"])
 def test_unknown_argument_of_recipe_lists_its_own(name):
     with pytest.raises(TypeError) as error:
-        getattr(recipes, name)(**{"wxyz": 1})
+        getattr(recipes, name)(**{"wxyz": 1, "vwxy": 1})
+    assert "'wxyz'" in str(error.value)
     own = inspect.signature(getattr(recipes, name)).parameters.keys() - {"options"}
     assert own | {"mask"} <= {*str(error.value).translate({44: 32, 46: 32}).split()}
 
