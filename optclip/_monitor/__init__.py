@@ -10,6 +10,7 @@ from ._history import (
     text_of,
 )
 from ._metrics import PROBE_FIELDS, Metric, metrics, metrics_of, states_in
+from ._ordered_run import ranges
 from ._outliers import outliers, stands_out
 from ._run import (
     Fields,
@@ -21,6 +22,7 @@ from ._run import (
     is_rejected,
     likely_losses,
     loss_key,
+    losses_of,
     number_of,
     only,
     others_in,

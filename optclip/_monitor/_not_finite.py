@@ -29,9 +29,7 @@ def not_finite(run: Run) -> Iterator[tuple[np.ndarray, str]]:
             applied = np.all(coefficients != 0, axis=0) & ~run.skipped
             applied &= run.is_state | ~is_rejected(fields)
         findings += _not_finite_of(run, name, norms, applied)
-    # A `skip` that has a limit for the loss reads it in each step.
-    of_skips = (x["loss"][""] for x in run.names.values() if "loss" in x)
-    has_loss = ~np.isnan(run.loss) | np.isnan(next(of_skips, np.zeros(1)))
+    has_loss = ~np.isnan(run.loss)
     loss = np.where(has_loss, run.loss, 0)
     losses = _not_finite_of(run, "loss", {"": loss}, unknown)
     # Rows without a loss at the end, more than twice as many as ever before.
@@ -131,7 +129,7 @@ def _rows_not_finite(
     is_usual = every[is_start].any() or before > 0
     is_usual |= len(runs) > _FEW and not np.isnan([*numbers.values()]).any()
     is_usual &= max((j - i for i, j in spans(rows)), default=0) <= _RETRIES
-    is_usual &= rows.sum() <= _SOME * len(rows)
+    is_usual &= rows.sum() <= _SOME * len(rows) and name in run.names
     rows &= ~is_usual
     rows[runs[-1][0] :] |= every[-1]
     return rows

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._outliers import Outliers, outliers, spans, start_of
-from ._run import Fields, at, has_run, only
+from ._run import Fields, at, has_run, losses_of, only
 
 # The number of runs of steps and of leaves that are named.
 NAMED = 5
@@ -16,6 +16,13 @@ NAMED = 5
 _MOST_RESTARTS = 100
 # Smaller norms, relative to the largest of the step, are rounding errors.
 _NOISE = 1e-6
+
+
+def ranges(flags: np.ndarray, numbers: np.ndarray) -> str:
+    """Return the numbers of the rows with a flag as text."""
+    ends = [(f"{numbers[i]:.15g}", f"{numbers[j - 1]:.15g}") for i, j in spans(flags)]
+    words = [first if first == last else f"{first} to {last}" for first, last in ends]
+    return ", ".join([*words[:NAMED], *["..."][: len(words) - NAMED]])
 
 
 class Run(NamedTuple):
@@ -48,11 +55,7 @@ class Run(NamedTuple):
 
     def named(self, rows: np.ndarray) -> str:
         """Return the numbers of some rows as text."""
-        ends = [(self.step(i), self.step(j - 1)) for i, j in spans(rows)]
-        words = [
-            first if first == last else f"{first} to {last}" for first, last in ends
-        ]
-        return ", ".join([*words[:NAMED], *["..."][: len(words) - NAMED]])
+        return ranges(rows, self.steps)
 
     def step(self, row: int) -> str:
         """Return the number of a row as text."""
@@ -83,7 +86,7 @@ def run_of(
       loss: The loss of each step, NaN where it is not known; None without losses.
     """
     names = dict(sorted(names.items(), key=lambda item: "skipped" not in item[1]))
-    of_skips = [only(fields, "loss") for fields in names.values()]
+    of_skips = [losses_of(x["loss"][""]) for x in names.values() if "loss" in x]
     loss = next((x for x in (loss, *of_skips) if x is not None), None)
     is_state, steps = steps is None, np.zeros(1) if steps is None else steps
     loss = np.full(len(steps), np.nan) if loss is None else loss

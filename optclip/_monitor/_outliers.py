@@ -12,7 +12,7 @@ _TIMES, _NEIGHBORS = 10, 10
 # The most rows of a spike, and of one that no rows follow.
 _LONGEST, _SUDDEN = 128, 16
 # A rise of norms that lasts to the end: within a few rows, or over many.
-_LEVEL, _SLOW_LEVEL = 16, 100
+_LEVEL, _SLOW_LEVEL = 16, 40
 # The rule that the package recommends for losses: mean + 6 std of the last 64, or of
 # fewer in a shorter run. In a heavy tail most windows have a small std, so that logs
 # must lie nearly as far above.
@@ -20,6 +20,8 @@ _DEVIATIONS, _LOSSES, _FEWER, _IN_LOGS = 6, 64, 16, 1.25
 # A rise of losses that lasts to the end, for at least so many rows: within a few rows,
 # or over many. Before a slow one the losses have fallen.
 _RISE, _SLOW_RISE, _FALL, _IF_NOT_FALLEN, _LASTS = 1.3, 2, 1.3, 20, 10
+# A rise begins at this part of its logs, and is slow if more is before its first row.
+_BEGINS, _SLOW = 0.05, 0.1
 # Equal losses have no std, so that a fraction of them is the least. Losses this many
 # median deviations (6 std) from the median are bursts, which no std contains.
 _LEAST_STD, _FAR = 0.01, 9
@@ -43,16 +45,16 @@ class Outliers(NamedTuple):
     Attributes:
       rows: Whether each row stands out.
       usual: The usual number around each row; NaN where the series has none.
-      rise: The row from which on the numbers are larger until the end; None if there is
-        no such row.
+      rise: The row from which on the numbers rise, their level before it, and the last
+        one; None if they have fallen again.
     """
 
     rows: np.ndarray
     usual: np.ndarray
-    rise: int | None
+    rise: tuple[int, float, float] | None
 
 
-# The rows, the usual numbers, and the row and the level of a rise.
+# The rows, the usual numbers, and a row after which numbers are above a level.
 _Found = tuple[np.ndarray, np.ndarray, tuple[int, float] | None]
 
 
@@ -96,10 +98,16 @@ def outliers(
         of = _high_losses if is_loss else _spikes
         is_other = np.ones(len(x), bool) if explained is None else ~explained[where]
         rows[where], usual[where], rise = of(x, start, rare, is_other)
-    if rise is not None:
-        first, level = rise
-        usual[rise := int(where[first])] = level
-    return Outliers(rows, usual, rise)
+    if rise is None:
+        return Outliers(rows, usual, None)
+    first, level = rise
+    last = float(np.median(x[-_LASTS:]))
+    before = _medians_before(x)[: first + 1]
+    if level > 0 and before[first] > level * (last / level) ** _SLOW:
+        # A slow rise has begun before its numbers stand out.
+        lows = np.flatnonzero(before <= level * (last / level) ** _BEGINS)
+        first = max(0, *lows - _NEIGHBORS // 2)
+    return Outliers(rows, usual, (int(where[first]), level, last))
 
 
 def start_of(count: int) -> int:
@@ -140,12 +148,8 @@ def _rise_of_norms(
         is_rise = last >= _LEVEL * level
         if is_rise and np.mean(x[first:] >= _LEVEL / 4 * level) >= 0.9:
             return first, level
-    # Warm-ups rise over many rows, but by less.
-    start = min(start, _NEIGHBORS)
-    low = start + np.flatnonzero(x[start:] < last / _TIMES)
-    if not low.size:
-        return None
-    level = float(np.median(x[start : low[-1] + 1]))
+    # Norms rise in a warm-up too, but from no level that lasts a quarter of the run.
+    level = float(_medians(x, max(_NEIGHBORS, len(x) // 4)).min())
     first = int(np.flatnonzero(x < _TIMES * level)[-1]) + 1
     is_rise = last >= _SLOW_LEVEL * level and len(x) - first >= _LASTS
     return (first, level) if is_rise else None
@@ -201,8 +205,8 @@ def _slow_rise(x: np.ndarray, size: int) -> tuple[int, float] | None:
     """Return a rise over many rows that lasts to the end."""
     if x.min() <= 0:
         return None
-    medians = np.median(sliding_window_view(x, size)[:: max(1, size // 4)], axis=1)
-    level, last = float(medians.min()), float(np.median(x[-size:]))
+    medians = _medians(x, size)
+    level, last = float(medians.min()), float(np.median(x[-_LASTS:]))
     # Losses of reinforcement learning rise too: noisy ones that did not fall before.
     has_fallen = medians[: int(medians.argmin()) + 1].max() > _FALL * level
     deviations = _DEVIATIONS if has_fallen else _IF_NOT_FALLEN
@@ -210,7 +214,16 @@ def _slow_rise(x: np.ndarray, size: int) -> tuple[int, float] | None:
     if np.log(last / level) < max(np.log(_SLOW_RISE), deviations * noise):
         return None
     first = int(np.flatnonzero(x < level + (last - level) / 4)[-1]) + 1
-    return (first, level) if len(x) - first >= _LASTS else None
+    # Others rise and fall again and again.
+    before = _medians(x[:first], size)
+    is_first = last / level > _RISE * np.max(before / np.minimum.accumulate(before))
+    return (first, level) if is_first and len(x) - first >= _LASTS else None
+
+
+def _medians(x: np.ndarray, size: int) -> np.ndarray:
+    """Return the medians of windows of some rows."""
+    windows = sliding_window_view(x, min(size, len(x)))
+    return np.median(windows[:: max(1, size // 4)], axis=1)
 
 
 def _deviations(x: np.ndarray, windows: np.ndarray, digit: float = 0.0) -> np.ndarray:

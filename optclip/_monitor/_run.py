@@ -145,8 +145,22 @@ def _losses_in(history: Any, lengths: set[int]) -> dict[str, np.ndarray]:
     count = max(lengths, default=np.size(losses) if is_dict else len(rows))
     if key is None or not _is_column(losses, count):
         return {}
-    numbers = np.array([number_of(x) for x in losses], float)
+    numbers = losses_of(losses)
     return {} if np.isnan(numbers).all() else {"loss": numbers}
+
+
+def losses_of(values: Iterable[Any]) -> np.ndarray:
+    """Return losses as numbers: NaN where there is none, inf where one is not finite.
+
+    NaN in a third of the rows before the last finite loss are losses that were not
+    logged.
+    """
+    read = [number_of(x) for x in values]
+    losses = np.array(read, float)
+    is_nan = np.isnan(losses) & [x is not None for x in read]
+    count = 1 + max(np.flatnonzero(np.isfinite(losses)), default=-1)
+    losses[is_nan & (3 * is_nan[:count].sum() < max(count, 1))] = np.inf
+    return losses
 
 
 def number_of(x: Any) -> float | None:

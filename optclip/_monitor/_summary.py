@@ -78,7 +78,11 @@ def summarized(opt_state: PyTree, most: int = 10) -> tuple[list[str], list[str]]
                 every, steps, loss = _rows(columns)
     last = {name: at(fields, -1) for name, fields in names.items()}
     clips = clips_in(names)
-    lines = [line for name in clips for line in _lines_of(name, last[name], most)]
+    lines = []
+    for name in clips:
+        first, *table = _lines_of(name, last[name], most)
+        # `skip` and the clipping inside it usually have the same leaves.
+        lines += [first] if {*table} <= {*lines} else [first, *table]
     lines += [
         _line_of_cotangents(name, fields)
         for name, fields in last.items()

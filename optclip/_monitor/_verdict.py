@@ -8,9 +8,9 @@ import numpy as np
 
 from ._not_finite import not_finite
 from ._ordered_run import Run, is_of_many, run_of
-from ._outliers import Outliers, spans
+from ._outliers import spans
 from ._run import Fields, only
-from ._text import percent
+from ._text import listed, percent
 
 # A fraction of clipped steps from which a verdict is given, if it shrinks the updates
 # to this fraction; and the fraction of the squared norm of one of so many leaves.
@@ -26,6 +26,7 @@ _FOLLOWS, _NEAR = 3, 20
 
 # The rule that docs/production_runs.md begins with.
 _RULE = "max_norm=scaled(quantile(0.5, window=200), 10.0)"
+_WAIT = f"wait if the threshold is learned; otherwise use {_RULE}"
 _IGNORES = "a rule that ignores spikes, such as thresholds.zscore(skip_spikes=True)"
 
 
@@ -82,15 +83,14 @@ def _stuck(run: Run) -> Iterator[_Finding]:
         if min(in_a_row - np.sum(tail & run.explained), large) >= _STALLED:
             now = f", now with a {what} of {last[what]:.4g} above {last[limit]:.4g}"
             now = now if last[what] > last[limit] else ""
-            advice = "raise max_loss" if is_loss else f"use {_RULE}, which learns it"
+            advice = "raise max_loss" if is_loss else _WAIT
             limits = only(fields, limit, [0])
             if (first := limits[-min(in_a_row, len(limits))]) < limits[-1]:
                 advice = f"wait: the threshold has risen from {first:.4g} since"
-            yield (
-                tail,
-                f"{name}: the last {in_a_row} steps were skipped{now}. If this is the"
-                f" new level, {advice}.",
-            )
+            text = f"{name}: the last {in_a_row} steps were skipped{now}."
+            for rows, risen in [] if is_loss else _norm_rise(run, name, "The norm"):
+                tail, text = tail | rows, f"{text} {risen}"
+            yield tail, f"{text} If this is the new level, {advice}."
         elif lately.sum() >= _STALLED and lately.mean() > 0.5:
             first = len(skipped) - len(lately)
             rows = skipped & ~run.explained & (np.arange(len(skipped)) >= first)
@@ -110,8 +110,8 @@ def _stuck(run: Run) -> Iterator[_Finding]:
 def _of_loss(run: Run) -> Iterator[_Finding]:
     """Yield a rise of the loss that lasts, and the losses above their neighbors."""
     found, loss = run.of_loss, run.loss
-    if found.rise is not None:
-        yield _rise(run, "loss", loss, found)
+    if found.rise:
+        yield _rise(run, "loss", found.rise)
     rows = found.rows & ~run.explained
     if rows.any():
         i = int(np.argmax(np.where(rows, loss, -np.inf)))
@@ -124,31 +124,45 @@ def _of_loss(run: Run) -> Iterator[_Finding]:
         )
 
 
-def _rise(run: Run, what: str, series: np.ndarray, found: Outliers) -> _Finding:
+def _rise(run: Run, what: str, rise: tuple[int, float, float], where="") -> _Finding:
     """Return the finding that a series has risen and has not fallen."""
-    first = int(found.rise or 0)
-    rows, cause = np.arange(len(series)) >= first, run.step(run.cause(first))
+    first, level, last = rise
+    # The update of the step before has raised it, or of an earlier one.
+    before = run.step(min(run.cause(first), max(first - 1, 0)))
     return (
-        rows,
-        f"{what} rose from {found.usual[first]:.4g} to {np.nanmedian(series[rows]):.4g}"
-        f" in step {run.step(first)} and has not fallen. Restore a checkpoint from"
-        f" before step {cause}.",
+        np.arange(len(run.steps)) >= first,
+        f"{what} rose from {level:.4g} to {last:.4g} since step {run.step(first)}"
+        f" and has not fallen{where}. Restore a checkpoint from before step {before}.",
     )
 
 
+def _norm_rise(run: Run, name: str, what: str) -> Iterator[_Finding]:
+    """Yield that a norm has risen, or a leaf with at least half of the largest."""
+    fields, found = run.names[name], run.outliers[name]
+    rises = {
+        p: x.rise for p, x in found.items() if x.rise and not is_of_many(fields, p)
+    }
+    largest = np.nan_to_num([x.usual[-1] for x in found.values()]).max(initial=0.0)
+    leaf = max((p for p in rises if p), key=lambda p: rises[p][2], default="")
+    if "" in rises:
+        yield _rise(run, what, rises[""], f", most in {leaf}" if leaf else "")
+    elif leaf and 2 * rises[leaf][2] >= largest:
+        yield _rise(run, f"{what} of {leaf}", rises[leaf])
+
+
 def _also(run: Run, rows: np.ndarray) -> str:
-    steps = f" (steps {run.named(rows)})" if rows.sum() > 1 else ""
+    steps = f" (steps {run.named(rows)})" if len({*run.steps[rows]}) > 1 else ""
     return f"{steps}, skipped" if run.skipped[rows].all() else steps
 
 
 def _of_norms(run: Run) -> Iterator[_Finding]:
     """Yield the norms above their neighbors; leaves in the same steps together."""
+    rises = [x for name in run.outliers for x in _norm_rise(run, name, f"{name}: norm")]
+    # A `skip` comes first, and clipping inside it has the same norms.
+    yield from (x for x in rises[:1] if run.explained[x[0]].mean() < _NEARLY_ALL)
     for name, found in run.outliers.items():
         norms = {**run.names[name].get("leaf_norm", {}), **run.names[name]["norm"]}
         of_many = [part for part in found if is_of_many(run.names[name], part)]
-        rise = found[""].rise if "" in {*found} - {*of_many} else None
-        if rise is not None and run.explained[rise:].mean() < _NEARLY_ALL:
-            yield _rise(run, f"{name}: norm", norms[""], found[""])
         times = {
             part: np.where(x.rows, norms[part] / x.usual, 0)
             for part, x in found.items()
@@ -211,17 +225,35 @@ def _of_thresholds(run: Run) -> Iterator[_Finding]:
 
 
 def _of_zeros(run: Run) -> Iterator[_Finding]:
-    """Yield that all norms stay 0."""
-    norms = [x for fields in run.names.values() for x in fields["norm"].values()]
-    is_positive = np.any(np.array(norms) != 0, axis=0)
-    zeros = len(is_positive) - 1 - max(np.flatnonzero(is_positive), default=-1)
-    # Rewards are equal in some steps, but a loss that was detached stays so.
-    if zeros >= _MANY and np.sum(is_positive) >= _NEARLY_ALL * len(norms[0][:-zeros]):
+    """Yield that all norms stay 0, or those of some leaves."""
+    parts = [{**x["norm"], **x.get("leaf_norm", {})} for x in run.names.values()]
+    has_norm = [np.any([*norms.values()], axis=0) for norms in parts]
+    call = "call optclip.explain with the batch of that step."
+    if zeros := _zeros(np.any(has_norm, axis=0)):
         yield (
             run.explained & False,
-            f"all norms have been 0 since step {run.step(-int(zeros))}, so that nothing"
-            f" is learned. Call optclip.explain with the batch of that step.",
+            f"all norms have been 0 since step {run.step(-zeros)}, so that nothing is"
+            f" learned. {call.capitalize()}",
         )
+    ran = np.flatnonzero(np.all(has_norm, axis=0))
+    counts = {p: _zeros(x[ran]) for norms in parts for p, x in norms.items()}
+    # A frozen leaf has no other norms.
+    dead = {part: x for part, x in counts.items() if 0 < x < len(ran)}
+    if dead:
+        yield (
+            run.explained & False,
+            f"the norm of {listed([*dead])} has been 0 since step"
+            f" {run.step(ran[-max(dead.values())])}. If it is not frozen, {call}",
+        )
+
+
+def _zeros(numbers: np.ndarray) -> int:
+    """Return how many of the last numbers are 0, if they are many, unlike others."""
+    zeros = len(numbers) - 1 - int(max(np.flatnonzero(numbers), default=-1))
+    # Rewards are equal in some steps, but a loss that was detached stays so.
+    before = numbers[: len(numbers) - zeros]
+    is_new = np.sum(before != 0) >= _NEARLY_ALL * len(before)
+    return zeros if is_new and zeros >= _MANY else 0
 
 
 def _of_rates(run: Run) -> Iterator[_Finding]:

@@ -27,6 +27,9 @@ ADAM = optax.chain(optclip.clip_by_global_norm(1.0), optax.adam(1e-3))
 PRODUCTION = optclip.skip(
     ADAM, max_norm=thresholds.scaled(thresholds.quantile(0.5), 10.0)
 )
+LEAVES_TOO = optclip.skip(
+    ADAM, max_norm=thresholds.scaled(thresholds.quantile(0.5), 10.0), record="leaves"
+)
 FIXED = optclip.skip(ADAM, max_norm=2.0)
 BY_LOSS = optclip.skip(ADAM, max_loss=thresholds.mean_plus_std(6.0))
 LEARNING = optclip.clip_by_global_norm(thresholds.mean_plus_std(3.0, window=20))
@@ -111,6 +114,9 @@ HEALTHY = {
     # prime-rl issue 2362: 120 times between the two factors, of which one starts at 0.
     "factors of LoRA": lambda: run(GLOBAL, STEADY, **{k: at(STEADY / 300, {0: 0}) for k in ("attn_key", "mlp_in")}),
     "unfrozen body": lambda: run(WATCH, 10 * noise(300), **dict.fromkeys(["mlp_in", "mlp_out"], np.where(ROW < 60, 0, 50 * noise(300)))),
+    "frozen leaf": lambda: run(WATCH, STEADY, mlp_in=0 * STEADY),
+    "losses rise and fall again": lambda: log(noise(1000), 1e-3 * noise(1000) * np.exp(3 * np.maximum(0, np.sin(np.arange(1000) / 50)))),
+    "loss in every second row": lambda: log(STEADY, np.where(ROW % 2, np.nan, LOSS)),
     "idle experts": lambda: run(WATCH, STEADY, mlp_in=IDLE, mlp_out=np.roll(IDLE, 7)),
     "rare expert with a small gradient": lambda: run(WATCH, STEADY, mlp_in=np.maximum(IDLE, 1e-3 * STEADY)),
     "restart": lambda: log(along(RESTARTED, {20: 5, 500: 1, 5000: 0.5}) * noise(257),
@@ -221,7 +227,18 @@ BROKEN = {
     "burst of a constant loss": (lambda: log(STEADY, at(np.full(300, 0.6931), {150: 5.0})), r"loss 5 in step 150"),
     "loss in one row in ten": (lambda: log(STEADY, np.where(ROW % 10, np.nan, at(LOSS, {150: 9.0}))), r"loss 9.* step 150"),
     "loss of a flow": (lambda: log(STEADY, at(-along(ROW + 1, {1: 6, 100: 3000, 300: 3098}), {200: -900})), "loss -900.* step 200(?!.*times)"),
-    "NaN in the loss only": (lambda: log(STEADY, at(LOSS, {(250, 300): np.nan})), "loss: NaN or missing in 50 of 300 steps, since step 250"),
+    "NaN in the loss only": (lambda: log(STEADY, at(LOSS, {(250, 300): np.nan})), "loss: not finite in 50 of 300 steps, since step 250"),
+    "NaN in all losses": (lambda: log(STEADY, np.full(300, np.nan)), "loss: not finite in 300 of 300 steps"),
+    "NaN in one loss": (lambda: log(STEADY, at(LOSS, {170: np.nan})), r"loss: not finite in 1 of 300 steps: 170\."),
+    "NaN in every seventh loss": (lambda: log(STEADY, at(LOSS, {(50, 300, 7): np.nan})), "loss: not finite in 36 of 300"),
+    "NaN in the loss, norms applied": (lambda: run(PRODUCTION, STEADY, at(LOSS, {(250, 300): np.nan})), "loss: not finite in 50 of 300 steps, since step 250"),
+    # A growing learning rate.
+    "loss climbs": (lambda: log(STEADY, LOSS * 1.04 ** np.maximum(0, ROW - 250)), r"loss rose from 2\.\d+ to 1\d.* since step 2[45]\d .*before step 2[45]\d\."),
+    "norm climbs": (lambda: log(STEADY * 1.02 ** np.maximum(0, ROW - 100), LOSS), r"norm rose from 0\.[45].* since step 1[01]\d .*before step 1[01]\d\."),
+    "leaf climbs": (lambda: run(WATCH, STEADY, mlp_out=2e-3 * STEADY * 1.035 ** np.maximum(0, ROW - 100)), r"norm of mlp_out rose from 0\.00.* since step (9|10|11)\d? "),
+    "norms climb until they are skipped": (lambda: run(LEAVES_TOO, STEADY, head=0.2 * STEADY * 1.1 ** np.maximum(0, ROW - 100)),
+        r"skip: the last \d+ steps were skipped.*rose from 0\.[45].* since step 1\d\d .*most in head\. Restore.* before step 1\d\d\. .*wait"),
+    "leaf dies": (lambda: run(WATCH, STEADY, mlp_out=at(STEADY, {(150, 300): 0})), "norm of mlp_out has been 0 since step 150"),
     # BigDL issue 1486.
     "infinite loss": (lambda: log(noise(60), at(1.27 * noise(60, 0.03), {44: np.inf})), r"loss.*not finite.*\b44\b"),
     # crystal-text-llm issue 6: the loss rises from 0.5 to 6 and stays, norms become 0.
@@ -284,6 +301,7 @@ IN_STATE = {
     "NaN since 80, skipped": "not finite in (40 of 120|the last 40) steps",
     "NaN in one leaf first": "not finite in 42 of 120 steps",
     "NaN in a model of ours": "not finite in 150 of 300 steps",
+    "norms climb until they are skipped": r"last \d+ steps were skipped.*wait if the threshold is learned",
     "stuck": "last 150 steps were skipped",
     "stuck from the start": "last 300 steps were skipped",
     "threshold of 0": "in the last one to 0 of the norm",
