@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .._monitor import listed, outliers, stands_out
+from .._monitor import listed, outliers, ranges, stands_out
 from ._explanation import named
 from ._recorded import LEAF, LOSS, NORM, STEP, Key, Numbers
 
@@ -180,7 +180,8 @@ def _of_batch(
         phrases.append(
             f"all {count} examples lie between {lowest:.3g} and {np.max(means):.3g}"
             if number == count
-            else f"examples above {middle:.3g}: {number} of {count}"
+            else f"{number} of {count} examples above {middle:.3g}:"
+            f" {ranges(means > middle, np.arange(count))}"
         )
         if 2 * number > count:
             advice = (

@@ -113,9 +113,13 @@ def test_sound_step_is_reproduced(record, i):
     """Also a skipped one. Then the batch is named, and the example."""
     found = explained(sound(record), i, step=jnp.int32(i))
     assert found.reproduced
-    numbers = f"loss {found.loss:.4g}, norm " if i != NAN else "norm not "
+    numbers = (
+        f"loss {found.loss:.4g}, norm " if i != NAN else "loss not finite, norm not "
+    )
     assert found.findings[0].startswith(f"Step {i} is reproduced: {numbers}")
     others = {BAD: ["The whole batch: "], OUTLIER: ["The whole batch: ", "9"]}
+    which = "1 of 16 examples above 62: 5."
+    assert any(which in text for text in found.findings) == (i == OUTLIER)
     others[NAN] = ["15 losses", "NaN or inf"]
     assert ("Nothing else stands out" in str(found)) == (i not in others)
     for text, start in zip(found.findings[1:], others.get(i, []), strict=False):
