@@ -131,7 +131,7 @@ def read(path: str) -> Entries:
                 f"{log.at(place)} is {entry!r:.60}. Pass objects or numbers."
             )
         row = entry if isinstance(entry, dict) else {"norm": entry}
-        row = {printable(k): x for k, x in row.items() if x is not None}
+        row = {printable(k): x for k, x in _flat(row).items() if x is not None}
         log.entries.append((place, row))
     last = text.count("\n") + 1
     if not isinstance(parsed.entries[0][1], dict) and {*parsed.skipped} - {last}:
@@ -140,11 +140,21 @@ def read(path: str) -> Entries:
         # The program ended, or was still writing.
         log.notes.append(f"line {last}, the last, is incomplete and was skipped")
     elif parsed.skipped:
-        places = f"{len(parsed.skipped)} of {last} lines, such as {parsed.skipped[0]},"
+        count = last - text.endswith("\n")
+        places = f"{len(parsed.skipped)} of {count} lines, such as {parsed.skipped[0]},"
         log.notes.append(f"{places} have no entry and were skipped")
     elif parsed.may_be_cut and not text.endswith(("\n", '"')):
         log.notes.append(f"line {last}, the last, does not end and may be incomplete")
     return log
+
+
+def _flat(entry: dict[str, Any], folder: str = "") -> dict[str, Any]:
+    """Return the numbers of nested dicts, with a slash between their keys."""
+    flat = {}
+    for key, x in entry.items():
+        name = f"{folder}{key}"
+        flat |= _flat(x, f"{name}/") if isinstance(x, dict) else {name: x}
+    return flat
 
 
 def _text(path: str) -> str:

@@ -16,6 +16,7 @@ from .._monitor import (
     fields_by_name,
     likely_losses,
     loss_key,
+    losses_of,
     number_of,
     only,
 )
@@ -99,7 +100,8 @@ def log_of(log: Entries, norm: str | None, loss: str | None = None) -> Log:
         is_first = np.diff(rows.numbers(lower["epoch"]), prepend=-np.inf) < 0
         numbers = np.arange(len(is_first), dtype=float)
         columns["step"] = numbers - np.maximum.accumulate(numbers * is_first)
-    if loss is not None and not np.isnan(losses := rows.numbers(loss)).all():
+    losses = losses_of(row.get(loss or "") for row in rows.rows)
+    if not np.isnan(losses).all():
         columns["loss"] = losses
     notes = log.notes + _lost(merged.having({*kinds, loss}), kinds, step)
     likely = likely_losses(log.keys)
@@ -107,6 +109,8 @@ def log_of(log: Entries, norm: str | None, loss: str | None = None) -> Log:
         notes += [f"no loss was read; no '{loss}' beside a norm is a number"]
     elif loss is None and likely:
         notes += [f"no loss was read; perhaps {_listed(likely)}: pass --loss KEY"]
+    if 2 * np.sum(np.diff(columns.get("step", [])) == 0) >= len(rows.rows):
+        notes += ["steps have several rows each, as of several processes; all are read"]
     if step is not None and _is_shuffled(columns["step"]):
         order = np.argsort(columns["step"])
         columns = {key: x[order] for key, x in columns.items()}

@@ -119,7 +119,7 @@ PRINTED = "Loading, please wait\n" + "".join(
     f"{BAR}{{'loss': {1 / x}, 'grad_norm': tensor({x}, device='cuda:0'), 'epoch': 0.01}}\n"
     for x in NORMS
 )
-TEXTS = "".join(f"{{'loss': 'nan', 'grad_norm': '{x}'}} \n\n" for x in [*NORMS, "nan"])
+TEXTS = "".join(f"{{'loss': '1', 'grad_norm': '{x}'}} \n\n" for x in [*NORMS, "nan"])
 LEVANTER = [
     {f"{x}/norm/{y}": 9 * n for x in ("grad", "params") for y in "ab"} for n in NORMS
 ]
@@ -153,6 +153,7 @@ LEVANTER = [a | {"grad/norm/total": n} for a, n in zip(LEVANTER, NORMS, strict=T
         (PRINTED, (), "grad_norm", SIZE - 1),
         (PRINTED.encode() + BAR.encode()[:9], (), "grad_norm", SIZE - 1),
         (TEXTS, (), "grad_norm", SIZE),
+        (lines({"metrics": {"loss": 1, "norms": {"grad_norm": x}}} for x in NORMS), (), "grad_norm", SIZE - 1),
         (lines(LEVANTER), (), "grad.norm.total", SIZE - 1),
         (lines({"$x$/grad_norm\ud800": x} for x in NORMS), ("--norm", "$x$/grad_norm\\ud800"), "grad_norm\\ud800", SIZE - 1),
     ],
@@ -494,6 +495,7 @@ def test_report_counts_restarts(command, log, key):
         (lines(x for n in NORMS for x in ({"loss": n}, {"grad_norm": n})), (), "no 'loss' beside a norm is a number"),
         (lines({"a/loss": x, "b/loss": 1.0, **GOOD} for x in NORMS), ("--loss", "a/loss"), "-> loss 40 in step 70"),
         (lines(row | {"grad_norm": x} for row, x in zip(STATE, [1.0] * 60 + [None] * 41, strict=True)), (), "41 losses have no norm, since step 590;"),
+        (lines(row | {"process": i} for row in STATE for i in (0, 1)), (), "several rows each, as of several processes"),
         ("loss,grad_norm\n" + ("2,1\n2,\n2,\n" * 20) + "2,\n" * 9, (), "11 losses have no norm, since line 60;"),
         ("loss,grad_norm\n" + "2,1\n" * 20 + "2,\n" + "2,1\n" * 9, (), "1 loss has no norm, since line 22;"),
     ],
