@@ -232,8 +232,9 @@ class Carrier:
         if fields >= {"mu", "nu"}:
             # The largest ratio of the bias corrections, in about the twelfth step.
             note += (
-                ", whose first updates are up to 6.6 times the learning rate (b1=0.9,"
-                " b2=0.999). Give new leaves a label of their own in optax.partition"
+                ", whose first updates are up to 2.1 times the learning rate after 100"
+                " steps, and 6.6 times after 5000 (b1=0.9, b2=0.999). Give new"
+                " leaves a label of their own in optax.partition"
             )
         self.notes.append(note)
 
