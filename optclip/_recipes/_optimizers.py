@@ -274,14 +274,15 @@ def stable_adamw(
         count, nu = (
             optax.tree.get(seen.extra["inner_state"], name) for name in ("count", "nu")
         )
-        log = jnp.log(jnp.asarray(b2, jnp.float32))
-        correction = -jnp.expm1(count.astype(jnp.float32) * log)
 
         def quotient(g: LeafLike, v: LeafLike) -> LeafLike:
             if not _leaves.is_floating(g):
                 return g
             wide = _leaves.widen(jnp.asarray(g))
-            root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
+            dtype = jnp.abs(wide).dtype
+            log = jnp.log(jnp.asarray(b2, dtype))
+            correction = -jnp.expm1(count.astype(dtype) * log)
+            root = jnp.sqrt(v.astype(dtype) / correction)
             # v may be 0. The bound keeps the norm finite and its inverse normal.
             return jnp.minimum(_quotient(wide, jnp.maximum(root, eps)), 2.0**60)
 

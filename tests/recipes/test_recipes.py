@@ -350,6 +350,14 @@ def test_recipe_without_parameters_keeps_dtype(tx):
     assert out == shape
 
 
+def test_stable_adamw_of_float64_is_accurate_in_float64():
+    """The first step has an RMS of 1, so the update is Adam's."""
+    with jax.enable_x64(True):
+        tx, grads = recipes.stable_adamw(b2=0.95, eps=0.0), np.float64([1.0, -2.0, 0.3])
+        updates, _ = tx.update(grads, tx.init(grads))
+        np.testing.assert_allclose(updates, np.sign(grads), rtol=1e-14)
+
+
 def test_aggc_groups_by_module_without_its_number():
     tree = {
         "blocks": [{"attn": {"kernel": 1.0}}],

@@ -267,7 +267,7 @@ FAULTS = [
     # Recipes.
     Fault(
         "_recipes/_optimizers.py",
-        "correction = -jnp.expm1(count.astype(jnp.float32) * log)",
+        "correction = -jnp.expm1(count.astype(dtype) * log)",
         "correction = 1.0",
         "recipes/test_methods.py",
     ),
