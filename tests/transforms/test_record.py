@@ -88,9 +88,7 @@ def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis):
 
 
 @pytest.mark.parametrize("bad", [None, np.nan, -np.inf])
-@pytest.mark.parametrize(
-    "bounds", [(-1.5, 1.5), (-1.0, 2.5), (-1.0, 5.0), (0.5, 2.0)]
-)
+@pytest.mark.parametrize("bounds", [(-1.5, 1.5), (-1.0, 2.5), (-1.0, 5.0), (0.5, 2.0)])
 def test_record_of_bounds_of_whole_leaves_has_the_most_exceeded(bounds, bad):
     """The first two leaves are reduced together, the third in several blocks.
 
