@@ -10,7 +10,7 @@ import pytest
 
 import optclip
 from optclip import functional, norms, thresholds
-from tests.support.helpers import memories, quick_jit
+from tests.support.helpers import quick_jit
 
 T, V = TypeError, ValueError
 TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1.0])}
@@ -205,11 +205,6 @@ def test_params_may_have_leaves_without_updates(missing):
     tx = WHOLE(OF_PARAMS, mask=optclip.by_path(lambda path: path == "a"))
     clipped, _ = quick_jit(tx.update)(TREE, tx.init(TREE), {"a": TREE["a"]})
     np.testing.assert_array_equal(clipped["b"], TREE["b"])
-
-
-def test_rule_number_as_memory_is_accepted():
-    _, state = once(WHOLE(Rule((1.0, 2), 0.0)))
-    assert memories(state)[0][0] == 2.0
 
 
 def test_prefix_error_lists_first_five_leaves():

@@ -155,24 +155,6 @@ def test_global_norm_varying_leaf_is_a_shard_unless_declared():
     np.testing.assert_allclose(averaged, 2.0, rtol=1e-6)
 
 
-def test_axes_split_leaf_untyped_spans_devices_of_each_slice():
-    spec, x = SPECS["both"], TREE["both"]
-
-    def clip(x, **how):
-        found = []
-        for axis in (0, 1, (0, 1)):
-            tx = optclip.clip_by(3.0, over=optclip.axes(axis), **how)
-            clipped, state = tx.update(x, tx.init(x))
-            found.append((clipped, optclip.metrics(state)))
-        return found
-
-    split = functools.partial(clip, axis_name=spec)
-    found = mapped(split, [(spec, P())] * 3, check_vma=False, specs=spec)(x)
-    expected = helpers.quick_jit(clip)(x)
-    assert all(helpers.differs(clipped, x) for clipped, _ in expected)
-    chex.assert_trees_all_close(found, expected, rtol=1e-6)
-
-
 COLUMNS = {"whole": P(None, "x"), "cut": P("x", None)}
 
 

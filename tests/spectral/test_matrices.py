@@ -325,22 +325,6 @@ def test_flattened_axes_have_derivatives_and_batches(kind):
     np.testing.assert_allclose(changes((..., -1), 3, 2, 4, 5), expected, atol=2e-5)
 
 
-def test_orthogonalized_convolution_points_along_optax_muon():
-    """Both flatten a kernel `(h, w, inputs, outputs)`; Muon's values are near 1."""
-    over = optclip.singular_values((..., -1), method="newton_schulz")
-    dims = {"kernel": optax.contrib.MuonDimensionNumbers((0, 1, 2), 3)}
-    txs = (
-        optclip.clip_by(1.0, over=over, response="normalize"),
-        optax.contrib.scale_by_muon(beta=0.0, weight_dimension_numbers=dims),
-    )
-    tree = {"kernel": KERNEL}
-    both = [
-        helpers.quick_jit(tx.update)(tree, tx.init(tree))[0]["kernel"] for tx in txs
-    ]
-    steps = np.reshape(both, (2, -1))
-    assert np.dot(*steps) > 0.98 * np.prod(np.linalg.norm(steps, axis=1))
-
-
 def test_plain_matrix_is_clipped_by_the_same_program():
     """So one transformation is for a whole model."""
     programs = {

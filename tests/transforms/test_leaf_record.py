@@ -6,14 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import P
 from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import thresholds
 from tests.support import helpers, oracles
-from tests.support.mapped import NORM, SPECS, mapped, square_norm
-from tests.support.mapped import TREE as MAPPED
 
 TREE = helpers.gradients()
 ORDERS = (2, 1, np.inf, 3, "rms")
@@ -82,21 +79,6 @@ def test_leaf_norms_flushed_to_zero_count_in_the_norm_of_the_tree():
     _, state = helpers.quick_jit(lambda tree: once(clip(1.0), tree))(tree)
     np.testing.assert_allclose(optclip.metrics(state)["clip/norm"], 2.0**-58, 1e-6)
     assert leaf_norms(state)["0"] == 0
-
-
-def test_leaf_norms_in_shard_map_span_all_parts():
-    tx = clip(1.0)
-
-    def update(tree):
-        clipped, state = once(tx, tree)
-        return clipped, optclip.metrics(state)
-
-    clipped, found = mapped(update, (SPECS, P()))(MAPPED)
-    np.testing.assert_allclose(found["clip/norm"], NORM, rtol=1e-6)
-    for key, x in MAPPED.items():
-        norm = found[f"clip/leaf_norm/{key}"]
-        np.testing.assert_allclose(norm, square_norm(x), rtol=1e-6)
-        np.testing.assert_allclose(clipped[key], x / NORM, rtol=1e-6)
 
 
 def test_leaf_norms_of_four_dtypes_need_no_implicit_promotion():

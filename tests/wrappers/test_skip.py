@@ -113,17 +113,6 @@ def test_skip_by_numbers_takes_steps_below_them(limits, sizes, values, expected)
     assert taken(updates) == expected
 
 
-def test_skip_after_lasting_nan_still_skips_spikes():
-    """Steps that are not finite neither raise nor reset the number of finite ones."""
-    tx = optclip.skip(SGD, max_norm=10.0, max_consecutive=50)
-    updates, states = run(tx, [np.nan] * 60 + [100.0])
-    assert taken(updates) == [0] * 61
-    assert optclip.metrics(states[-1])["skip/consecutive"] == 61
-    updates, states = run(tx, [100.0] * 50 + [np.nan, 100.0, 100.0])
-    assert taken(updates) == [0] * 51 + [1, 0]
-    assert states[-1].skip_finite == 1
-
-
 def number_skipped(tx, limited, sizes):
     """Return the number of skipped steps with these norms, or losses."""
     ones = np.ones(len(sizes))
