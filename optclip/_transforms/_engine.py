@@ -40,7 +40,7 @@ from .._scopes import LEAF, TREE, EachElement, Scope, Tree
 from .._thresholds import Constant, RelativeToParams, Schedule, is_rule
 from .._typing import ClipRecord, ClipState, Mask
 from . import _record, _shared_norms
-from ._record import Entries, LeafNorms
+from ._record import Entries
 from ._rules import Rules
 
 
@@ -129,13 +129,6 @@ class Engine:
         )
 
     @property
-    def no_state(self) -> ClipState:
-        """The state for an update that needs and records none."""
-        rules = self.rules.by_argument.values()
-        memory = [[()] * len(jax.tree.leaves(x, is_leaf=is_rule)) for x in rules]
-        return ClipState(jnp.zeros((), jnp.int32), memory, {})
-
-    @property
     def is_itemized(self) -> bool:
         """Whether the record has an entry for each norm, not the largest one."""
         return self.clip.scope.itemized or self.record == "leaves"
@@ -147,17 +140,16 @@ class Engine:
         # The vectors of a power iteration belong to the norm itself.
         return is_of_tree and not self.clip.norm.remembers
 
-    @property
-    def _adds_up(self) -> bool:
-        """Whether the norms of leaves also give the norm, at no further cost."""
-        norm = self.clip.norm
-        return self.clip.scope is TREE and norm.composes and not norm.remembers
-
     def init(self, params: PyTree) -> ClipState:
         """Return the state before the first step."""
         if is_placeholder(params):
-            entries = Entries(jax.tree.structure(0), (False,))
-            memory, shapes = self._memory_of_placeholder(params), [()]
+            entries, shapes = Entries(jax.tree.structure(0), (False,)), [()]
+            memory = [
+                _placeholder_memory(self.clip.scope, rule, params)
+                for rule in self.rules.by_argument.values()
+            ]
+            # The memory of a norm has one number here, a prefix of the true state.
+            memory += [jnp.zeros(())] * self.clip.norm.remembers
         else:
             entries, shapes, norms, vectors = _shapes(self.clip, params)
             treedef = entries.treedef
@@ -173,26 +165,16 @@ class Engine:
             entries, shapes, self.clip.scope, itemized=self.is_itemized
         )
         if self.has_leaf_norms:
-            record = record._replace(clip_leaf_norm=self._blank_leaf_norms(params))
+            if not is_placeholder(params):
+                of_leaves = dataclasses.replace(self.clip, scope=LEAF)
+                entries, *_ = _shapes(of_leaves, params)
+            blank = [jnp.zeros((), jnp.float32) for _ in entries.are_layers]
+            record = record._replace(clip_leaf_norm=entries.keyed(blank))
         step, records = jnp.zeros((), jnp.int32), {self.key: record}
         state = ClipState(step, self._named(memory), records if self.record else {})
         if (noted := _NOTED.get()) is not None:
             noted.append(Noted(self, params, state))
         return state
-
-    def _memory_of_placeholder(self, params: PyTree) -> list[PyTree]:
-        rules = self.rules.by_argument.values()
-        memory = [_placeholder_memory(self.clip.scope, rule, params) for rule in rules]
-        # The memory of a norm has one number here, a prefix of the true state.
-        return [*memory, jnp.zeros(())] if self.clip.norm.remembers else memory
-
-    def _blank_leaf_norms(self, params: PyTree) -> LeafNorms:
-        if is_placeholder(params):
-            return jnp.zeros((), jnp.float32)
-        entries, *_ = _shapes(dataclasses.replace(self.clip, scope=LEAF), params)
-        treedef = entries.treedef
-        zeros = [jnp.zeros((), jnp.float32) for _ in range(treedef.num_leaves)]
-        return _packed_state.keyed(treedef, zeros)
 
     def decide(
         self,
@@ -226,11 +208,16 @@ class Engine:
             check_axes_known(layout)
         count = as_count(state.clip_step)
         clip = self.clip.at(count)
-        rule_memory, norm_memory = self._split(memory, layout)
-        leaf_norms = None
+        rule_memory, norm_memory = memory, []
+        if self.clip.norm.remembers:
+            *rule_memory, vectors = memory
+            norm_memory = _packed_state.in_order(vectors, layout.treedef)
+        leaf_norms, norm = None, self.clip.norm
+        # The norms of leaves then also give the norm, at no further cost.
+        by_leaf &= self.clip.scope is TREE and norm.composes and not norm.remembers
         if self.use_norm is not None:
             measured = Measured(Batched([_passed_norm(extra, self.use_norm, layout)]))
-        elif self.has_leaf_norms or (by_leaf and self._adds_up):
+        elif self.has_leaf_norms or by_leaf:
             measured, leaf_norms = _record.measure_leaves(clip, layout, updates)
         else:
             measured = _shared_norms.measured(clip.norm, layout.blocks, norm_memory)
@@ -248,14 +235,6 @@ class Engine:
         # A fixed threshold keeps the memory of a rule that it replaces.
         is_learned = self.learns or jax.tree.leaves(memory)
         return {self.measured: memory} if is_learned else memory
-
-    def _split(
-        self, memory: list[PyTree], layout: Layout
-    ) -> tuple[list[PyTree], list[jax.Array]]:
-        """Return the memories of the rules, and the memory of the norm after them."""
-        if not self.clip.norm.remembers:
-            return memory, []
-        return memory[:-1], _packed_state.in_order(memory[-1], layout.treedef)
 
     def recorded(
         self,
@@ -290,10 +269,10 @@ class Engine:
         self, state: ClipState, decision: Decision, new: ClipRecord | None
     ) -> ClipState:
         """Return the state after a step."""
-        memory = list(decision.rule_memory)
+        memory = [*decision.rule_memory]
         if decision.clip.norm.remembers:
-            vectors = list(decision.norm_memory)
-            memory.append(_packed_state.by_position(decision.layout.treedef, vectors))
+            treedef, vectors = decision.layout.treedef, [*decision.norm_memory]
+            memory.append(_packed_state.by_position(treedef, vectors))
         count, records = counted(state.clip_step), {}
         if new is not None:
             records[self.key] = _record.advanced(state.clip_record[self.key], new)
@@ -308,9 +287,9 @@ def _in_words(part: Scope | Measurement) -> str:
     """
     fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
     values = tuple(getattr(part, field.name) for field in fields)
-    strings = [x for x in jax.tree.leaves(values) if isinstance(x, str)]
-    words = strings if isinstance(part, Measurement) else []
-    return " ".join([type(part).__name__, *words, *_numbers(values, depth=2)])
+    named = jax.tree.leaves(values) if isinstance(part, Measurement) else []
+    words = [type(part).__name__, *(x for x in named if isinstance(x, str))]
+    return " ".join([*words, *_numbers(values, depth=2)])
 
 
 def _numbers(value: Any, depth: int) -> list[str]:
@@ -395,6 +374,9 @@ def with_optional_state(
     if engine.needs_state:
         return optax.GradientTransformationExtraArgs(init, update)
 
+    rules = engine.rules.by_argument.values()
+    memory = [[()] * len(jax.tree.leaves(x, is_leaf=is_rule)) for x in rules]
+
     def init_fn(params: PyTree) -> ClipState | optax.EmptyState:
         if not engine.record and not all(
             isinstance(x, (bool, int, float, complex)) or hasattr(x, "dtype")
@@ -419,7 +401,8 @@ def with_optional_state(
                 ValueError if is_empty else TypeError,
             )
             return update(updates, state, params, **extra_args)
-        unused = init(updates) if engine.record else engine.no_state
+        blank = ClipState(jnp.zeros((), jnp.int32), memory, {})
+        unused = init(updates) if engine.record else blank
         clipped, _ = update(updates, unused, params, **extra_args)
         return clipped, state
 

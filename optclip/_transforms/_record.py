@@ -72,7 +72,13 @@ def of_most_exceeded(
     outcomes, here = rest, []
     if small:
         # All leaves are reduced together, so that a GPU launches no kernel for each.
-        all_small = _flagged(by_rule, _as_one(small, dtype))
+        shaped = [
+            [jnp.broadcast_to(x, each.norm.shape).ravel() for x in each[:3]]
+            for each in small
+        ]
+        norm, threshold, k = _joined(shaped, dtype)
+        one = BlockOutcome(norm, threshold, k, small[0].declared)
+        all_small = _flagged(by_rule, one)
         outcomes, here = [all_small, *rest], [_values(all_small)]
     if by_rule:
         limit = _noise_limit(here, rest)
@@ -98,16 +104,6 @@ def of_most_exceeded(
         clip_clipped=clipped > 0,
         clip_nonfinite=nonfinite > 0,
     )
-
-
-def _as_one(outcomes: list[BlockOutcome], dtype: jnp.dtype) -> BlockOutcome:
-    """Return the outcome of the norms of small blocks, as vectors on one device."""
-    shaped = [
-        [jnp.broadcast_to(x, each.norm.shape).ravel() for x in each[:3]]
-        for each in outcomes
-    ]
-    norm, threshold, coefficient = _joined(shaped, dtype)
-    return BlockOutcome(norm, threshold, coefficient, outcomes[0].declared)
 
 
 def _joined(entries: list[Values], dtype: jnp.dtype) -> Values:
@@ -296,8 +292,6 @@ def _is_here(outcome: BlockOutcome) -> bool:
     return not is_split and not _xla.may_be_split(outcome.norm)
 
 
-LeafNorms = dict[str, jax.Array] | jax.Array
-
 # The index of the last field of a record, which `of_step` does not compute.
 _LEAF_NORM = ClipRecord._fields.index("clip_leaf_norm")
 
@@ -395,12 +389,14 @@ def _check_same_norms(old: ClipRecord, new: ClipRecord) -> None:
         for x in here.keys() & there.keys()
         if here[x] and there[x][-1:] != here[x]
     }
-    parts = {
-        "It lacks": here.keys() - there.keys(),
-        "It has the unknown": there.keys() - here.keys(),
-    }
-    names = [(verb, sorted(set(map(_norm_of, x)))[:5]) for verb, x in parts.items()]
-    differences = [f"{verb} {x}." for verb, x in names if x]
+    differences = [
+        f"{verb} {sorted(set(map(_norm_of, entries)))[:5]}."
+        for verb, entries in (
+            ("It lacks", here.keys() - there.keys()),
+            ("It has the unknown", there.keys() - here.keys()),
+        )
+        if entries
+    ]
     differences += [f"{x}." for x in sorted(layers)[:5]]
     if differences:
         cause = _likely_cause(here.keys(), there.keys())
@@ -427,12 +423,11 @@ def _likely_cause(here: Collection[str], there: Collection[str]) -> str:
 
     # Only scopes with several norms per entry record a fraction. The others, the tree
     # and groups, have the same norms with and without `record="leaves"`.
-    if differ("clip_fraction"):
+    has_fraction = any(x.startswith("clip_fraction") for x in here)
+    if differ("clip_fraction") or (differ("clip_norm/") and not has_fraction):
         return "over="
-    if differ("clip_norm/"):
-        has_fraction = any(x.startswith("clip_fraction") for x in here)
-        return "record=" if has_fraction else "over="
-    return "record=" if differ("clip_leaf_norm") else "over= or the tree"
+    is_record = differ("clip_norm/") or differ("clip_leaf_norm")
+    return "record=" if is_record else "over= or the tree"
 
 
 def blank(
@@ -465,7 +460,7 @@ class NormsOfLeaves(NamedTuple):
     treedef: TreeDef
     norms: Batched
 
-    def by_path(self) -> LeafNorms:
+    def by_path(self) -> PyTree:
         entries = self.norms.map(flush_small).entries()
         return _packed_state.keyed(self.treedef, entries)
 
@@ -575,16 +570,13 @@ def _of_layers(outcome: BlockOutcome) -> ClipRecord:
 def _summary(outcomes: list[BlockOutcome], *, by_rule: bool = False) -> ClipRecord:
     """Return one number per quantity, the same on all devices that share the blocks."""
     outcomes = [outcome for outcome in outcomes if _leaves.size_of(outcome.norm) > 0]
-    if len(outcomes) == 1 and _is_common_number(outcomes[0]):
-        one = _flagged(by_rule, outcomes[0])
+    one = outcomes[0] if len(outcomes) == 1 else None
+    # One norm that is the same on all devices needs no choice.
+    if one is not None and not (one.norm.ndim or _declared_axes(one)):
+        one = _flagged(by_rule, one)
         fraction = one.clipped.astype(jnp.float32)
         return ClipRecord(*one[:3], fraction, one.clipped, one.nonfinite)
     if outcomes:
         return of_most_exceeded(outcomes, by_rule=by_rule)
     zero, no = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.bool_)
     return ClipRecord(zero, zero, zero + 1, zero, no, no)
-
-
-def _is_common_number(outcome: BlockOutcome) -> bool:
-    """Return whether there is one norm, the same on all devices."""
-    return not outcome.norm.ndim and not _declared_axes(outcome)
