@@ -23,7 +23,7 @@ from .._arrays._leaves import MarkKey
 from .._arrays._types import KeyPath, PyTree
 from .._clip import layout_of
 from .._thresholds import Rule, Scaled, norms_of_rules
-from .._transforms import Noted, noting_engines
+from .._transforms import Engine, Noted, noting_engines
 from .._typing import ClipState
 
 # A leaf is the texts of the keys of its path, and its shape.
@@ -84,15 +84,13 @@ class _Norms(NamedTuple):
     """Describe the norms of a ClipState.
 
     Attributes:
-      name: The name of the transformation.
-      measured: The norm and the scope.
+      engine: The engine that measures them.
       leaves: The leaves below the norms.
       memories: By the place of a memory in `clip_memory`: what it measures, the leaves
         below each norm, and whether there is one norm without a path.
     """
 
-    name: str
-    measured: str
+    engine: Engine
     leaves: Owner
     memories: dict[tuple[int, ...], tuple[Hashable, list[Owner], bool]]
 
@@ -164,11 +162,7 @@ def addressed(
             outer = [place[:i] for i in fields if i < start]
             masks = [x for x in outer if isinstance(_node(nodes, x), optax.MaskedState)]
             labeled.setdefault([(), *masks][-1], []).append(states[place])
-        if of_node is None or _text(inside[0]) != "clip_memory":
-            slots = [_slot(inside, owner)]
-        else:
-            slots = _memory_slots(inside, owner, of_node)
-        for what, role, owner_of_slot, row in slots:
+        for what, role, owner_of_slot, row in _slots(inside, owner, of_node):
             group = states[place].groups.setdefault((what, owner_of_slot), {})
             # Two rules of one class, each for some leaves, may each have a count.
             while role in group:
@@ -188,8 +182,9 @@ def _add_leaves(
         each.leaves.update(*owners)
     # A count belongs to the leaves of its label, as far as other states show these.
     rest = set[Leaf]().union(*(each.leaves for each in states if label is not None))
-    hidden = map(_is_masked, jax.tree.leaves(label, is_leaf=_is_masked))
-    rest = rest or {*([NO_LEAF] if any(hidden) else leaves.values())}
+    inside = jax.tree.leaves(label, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    is_hiding = any(isinstance(x, optax.MaskedNode) for x in inside)
+    rest = rest or {*([NO_LEAF] if is_hiding else leaves.values())}
     for each in states:
         each.leaves.update(() if each.leaves else rest)
 
@@ -294,40 +289,33 @@ def _state(place: KeyPath, node: Any, norms: _Norms | None) -> State:
     """Describe the state at a place; its arrays are added later."""
     fields = [_text(key) for key in place if not isinstance(key, _PLAIN)]
     other = next((field for field in fields if field in _OTHER_NORMS), "")
-    name = norms.name if norms else "".join(getattr(node, "skip_record", ()))
+    name = norms.engine.name if norms else "".join(getattr(node, "skip_record", ()))
     kind = None if node is None else _ALIASES.get(type(node).__name__, type(node))
     labels = tuple(_text(k) for k in place if isinstance(k, jax.tree_util.DictKey))
-    measured, leaves = (norms.measured, norms.leaves) if norms else ("", ())
+    measured, leaves = (norms.engine.measured, norms.leaves) if norms else ("", ())
     return State((kind, other, name), labels, measured, {*leaves})
-
-
-def _is_masked(x: Any) -> bool:
-    return isinstance(x, optax.MaskedNode)
 
 
 # What an array measures, its role and owner, and the row of an entry.
 _Address = tuple[Hashable, tuple[str, ...], Owner | None, int | None]
 
 
-def _slot(inside: KeyPath, owner: Owner | None) -> _Address:
-    """Return the address of an array that is not the memory of a norm."""
-    role = tuple(map(_text, inside))
-    if role[:1] == ("skip_loss",):
-        return "losses", role, LOSS, None
-    return None, role[:1] if role[:1] == ("history_rows",) else role, owner, None
-
-
-def _memory_slots(
-    inside: KeyPath,
-    owner: Owner | None,
-    norms: _Norms,
+def _slots(
+    inside: KeyPath, owner: Owner | None, norms: _Norms | None
 ) -> Iterator[_Address]:
-    """Yield the addresses of an array in a memory, one for each norm in it."""
+    """Yield the addresses of an array: one, or in a memory one for each norm in it."""
+    role = tuple(map(_text, inside))
+    if norms is None or role[0] != "clip_memory":
+        if role[:1] == ("skip_loss",):
+            yield "losses", role, LOSS, None
+        else:
+            yield None, role[:1] if role[:1] == ("history_rows",) else role, owner, None
+        return
     # After the name of the norm come the positions of the argument and of its part; the
     # norm's own memory has one position.
     indices = [key.idx for key in inside[2:4] if hasattr(key, "idx")]
     what, below, is_alone = norms.memories[tuple(indices)]
-    role = ("clip_memory", *map(_text, inside[2 + len(indices) :]))
+    role = (role[0], *role[2 + len(indices) :])
     if "by_digest" not in role:
         yield what, role, owner or (below[0] if is_alone else None), None
         return
@@ -363,7 +351,7 @@ def _norms_of(noted: Noted) -> _Norms:
             memories[i, j] = what, below, is_alone
     # The memory of the norm itself, as of the power iteration, follows.
     memories[(len(engine.rules.by_argument),)] = engine.measured, owners, False
-    return _Norms(engine.name, engine.measured, frozenset().union(*owners), memories)
+    return _Norms(engine, frozenset().union(*owners), memories)
 
 
 def rule_text(rule: Rule) -> str:

@@ -25,10 +25,13 @@ def unboxed(tree: PyTree) -> PyTree:
             return {key: unboxed(value) for key, value in x.items()}
         return jax.tree.leaves(x, is_leaf=lambda y: y is not x)[0] if _is_box(x) else x
 
-    def is_opened(x: Any) -> bool:
-        return _is_box(x) or (isinstance(x, Mapping) and not isinstance(x, dict))
-
-    return jax.tree.map(one, tree, is_leaf=is_opened)
+    return jax.tree.map(
+        one,
+        tree,
+        is_leaf=lambda x: (
+            (isinstance(x, Mapping) and not isinstance(x, dict)) or _is_box(x)
+        ),
+    )
 
 
 def boxed_as(state: PyTree, expected: PyTree, fresh: PyTree) -> PyTree:

@@ -257,13 +257,13 @@ class Carrier:
         there, here = (
             [i for i, _ in x.groups[None, None].values()] for x in (old, state)
         )
-        arrays = [self.old[i] for i in there], [self.new[i] for i in here]
-        rows = _carried_rows(*arrays)
-        moved = [rows, self._once(there[1]), arrays[1][2]]
-        if rows is None:
-            moved[::2] = self._once(there[0]), self._once(there[2])
-        for i, x in zip(here, moved, strict=True):
-            self.new[i] = _placed(x, arrays[0][0])
+        old_rows, count, old_names = arrays = [self._once(i) for i in there]
+        blank, _, names = (self.new[i] for i in here)
+        if old_rows.shape != blank.shape or not np.array_equal(old_names, names):
+            rows = _carried_rows(old_rows, count, old_names, blank, names)
+            arrays[::2] = rows, names
+        for i, x in zip(here, arrays, strict=True):
+            self.new[i] = _placed(x, old_rows)
 
     def _fits(self, old: Entry, new: Entry) -> bool:
         arrays = self.old[old[0]], self.new[new[0]]
@@ -375,15 +375,13 @@ class Carrier:
         return "`new_tx` has no memory of this name, norm, scope and rule for them"
 
 
-def _carried_rows(old: list[Any], new: list[Any]) -> Any:
-    """Return the rows of a new history with the newest ones of the old; None if equal.
+def _carried_rows(
+    before: Any, count: Any, old_names: Any, blank: Any, names: Any
+) -> np.ndarray:
+    """Return the rows of a new history with the newest ones of the old.
 
-    Both are the rows, the count and the names. Columns are matched by name. Those that
-    the old history lacks stay 0 in its rows.
+    Columns are matched by name. Those that the old history lacks stay 0 in its rows.
     """
-    (before, count, old_names), (blank, _, names) = old, new
-    if before.shape == blank.shape and np.array_equal(old_names, names):
-        return None
     before, rows, number = np.asarray(before), np.array(blank), round(float(count))
     steps = np.arange(max(0, number - min(len(before), len(rows))), number)
     columns, new_columns = (

@@ -135,9 +135,11 @@ def _check_structure(state: PyTree, expected: PyTree) -> None:
         for tree in (state, expected)
     )
     if not is_same:
-        words = [f"it lacks {path}" for path in there if path not in here]
-        words += [f"it has the unknown {path}" for path in here if path not in there]
-        words += [f"a {type(state).__name__} instead of a {type(expected).__name__}"]
+        words = [
+            *(f"it lacks {path}" for path in there if path not in here),
+            *(f"it has the unknown {path}" for path in here if path not in there),
+            f"a {type(state).__name__} instead of a {type(expected).__name__}",
+        ]
         raise ValueError(
             f"`state` must have the structure of tx.init(params): {words[0]}. Pass the"
             " `tx` and `params` that made the state, before the new ones, and restore a"

@@ -87,39 +87,29 @@ def with_periodic_reset(
         number = as_count(state.reset_step) + 1
         phase = number % every
         blank = wrapped.init(updates if params is None else params)
-        before = _reset_if(phase == 0, state.reset_inner, blank, keep_counts)
+        is_due = phase == 0
+
+        def before_step(path: KeyPath, old: ArrayLike, new: ArrayLike) -> ArrayLike:
+            # A parameter named `count` is no field.
+            fields = (key for key in path if isinstance(key, jax.tree_util.GetAttrKey))
+            if keep_counts and any(key.name in _COUNTS for key in fields):
+                return old
+            return _placement.computed(
+                lambda old, new: jnp.where(is_due, new, old), old, new
+            )
+
+        before = jax.tree.map_with_path(before_step, state.reset_inner, blank)
         inner_updates, inner_state = wrapped.update(
             updates, before, params, **extra_args
         )
-        factor = jnp.where(number < every, 1.0, _warmup_factor(phase, warmup))
+        angle = jnp.pi * phase.astype(jnp.float32) / (warmup + 1)
+        rising = 1 - (1 - _FLOOR) * (1 + jnp.cos(angle)) / 2
+        is_warm = (number < every) | (phase >= warmup)
+        factor = jnp.where(is_warm, 1.0, rising)
         step = counted(state.reset_step)
         return _scaled(inner_updates, factor), PeriodicResetState(step, inner_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _reset_if(
-    is_due: jax.Array, state: PyTree, blank: PyTree, keep_counts: bool
-) -> PyTree:
-    """Return the blank state if a reset is due, except the preserved counts."""
-
-    def choose(path: KeyPath, old: ArrayLike, new: ArrayLike) -> ArrayLike:
-        # A parameter named `count` is no field.
-        fields = (key for key in path if isinstance(key, jax.tree_util.GetAttrKey))
-        if keep_counts and any(key.name in _COUNTS for key in fields):
-            return old
-        return _placement.computed(
-            lambda old, new: jnp.where(is_due, new, old), old, new
-        )
-
-    return jax.tree.map_with_path(choose, state, blank)
-
-
-def _warmup_factor(phase: jax.Array, warmup: int) -> jax.Array:
-    """Return the factor of the update `phase` steps after a reset."""
-    angle = jnp.pi * phase.astype(jnp.float32) / (warmup + 1)
-    cosine = 1 - (1 - _FLOOR) * (1 + jnp.cos(angle)) / 2
-    return jnp.where(phase < warmup, cosine, 1.0)
 
 
 def _scaled(updates: PyTree, factor: jax.Array) -> PyTree:

@@ -110,7 +110,13 @@ def with_history(
         metrics = _metrics_in(_without_rejected(inner_state, state.history_inner))
         _check_columns(state, columns_of(metrics))
         ((key, rows),) = state.history_rows.items()
-        row = _row(metrics, passed_loss(extra_args)).astype(rows.dtype)[None]
+        loss = passed_loss(extra_args)
+        pair = (0.0, 0.0) if loss is None else (loss, 1.0)
+        # The layers of a stack stay one array, so that the program does not grow with
+        # them.
+        numbers = [*pair, *(metric.value for metric in metrics)]
+        arrays = [jnp.atleast_1d(jnp.asarray(x).astype(jnp.float32)) for x in numbers]
+        row = jnp.concatenate(_placement.together(arrays)).astype(rows.dtype)[None]
         rows = _placement.placed_as(jnp.asarray(rows), row)
         count = as_count(state.history_count)
         at = count % rows.shape[0]
@@ -164,15 +170,6 @@ def _without_rejected(new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(
         replaced, new, old, is_leaf=lambda x: isinstance(x, optax.ApplyIfFiniteState)
     )
-
-
-def _row(metrics: list[Metric], loss: jax.Array | None) -> jax.Array:
-    """Return the numbers of one step, in the order of the columns."""
-    pair = (0.0, 0.0) if loss is None else (loss, 1.0)
-    # The layers of a stack stay one array, so that the program does not grow with them.
-    numbers = [*pair, *(metric.value for metric in metrics)]
-    arrays = [jnp.atleast_1d(jnp.asarray(x).astype(jnp.float32)) for x in numbers]
-    return jnp.concatenate(_placement.together(arrays))
 
 
 def _check_columns(state: HistoryState, columns: list[Column]) -> None:
