@@ -42,6 +42,7 @@ class Suggestion(NamedTuple):
       nonfinite: Number of NaN or inf norms, which are excluded.
       largest: Largest finite norm of all steps, including skipped ones.
       skipped: Number of steps skipped at the start.
+      zeros: Number of zero norms, which are excluded.
     """
 
     max_norm: float
@@ -51,6 +52,7 @@ class Suggestion(NamedTuple):
     nonfinite: int
     largest: float
     skipped: int
+    zeros: int
 
     def __str__(self) -> str:
         lines = [
@@ -58,11 +60,12 @@ class Suggestion(NamedTuple):
             for q, x in self.quantiles.items()
         ]
         nonfinite = f", {self.nonfinite} more not finite" if self.nonfinite else ""
+        zeros = f", {self.zeros} more zero" if self.zeros else ""
         rate = f"{self.rate:.{1 if self.rate >= 0.01 else 2}%}"
         start = f" (first {self.skipped} skipped)" if self.skipped else ""
         lines.append(
             f"max_norm={self.max_norm:.9g} would have clipped {rate} of"
-            f" {self.steps} steps{start}{nonfinite}"
+            f" {self.steps} steps{start}{zeros}{nonfinite}"
         )
         if self.largest > _MANY * self.quantiles[0.5]:
             lines.append(
@@ -137,7 +140,7 @@ def suggest(
     largest = float(np.max(every[np.isfinite(every)]))
     return Suggestion(
         threshold, fraction, quantiles, len(finite), int(np.sum(~is_finite)), largest,
-        skipped,
+        skipped, int(np.sum(considered == 0)),
     )  # fmt: skip
 
 

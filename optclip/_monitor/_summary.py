@@ -137,7 +137,7 @@ def _number(key: str, value: Any) -> float:
     except (TypeError, ValueError) as error:
         advice = (
             "Pass the state or the metrics of one step, and of one member of an"
-            " ensemble; optclip.plot plots many steps."
+            " ensemble. The metrics of many steps need the key 'step'."
         )
         raise TypeError(
             _validate.must_be(f"`opt_state` at {key!r}", "a number", value, advice)

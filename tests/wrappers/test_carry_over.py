@@ -308,3 +308,12 @@ def test_carry_over_rejects_state_of_another_optimizer(state, words):
     tx = optax.chain(clip())
     with pytest.raises(ValueError, match=words):
         optclip.carry_over(tx, AB, state, tx, AB)
+
+
+def test_carry_over_rejects_another_shape_of_any_array():
+    tx = optclip.with_history(optax.chain(clip(), optax.adam(0.1)), 3)
+    leaves, treedef = jax.tree.flatten(tx.init(AB))
+    for i, x in enumerate(leaves):
+        state = treedef.unflatten([*leaves[:i], np.stack([x, x]), *leaves[i + 1 :]])
+        with pytest.raises(ValueError, match="must have the shape"):
+            optclip.carry_over(tx, AB, state, tx, AB)
