@@ -132,27 +132,38 @@ def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -
         )
     width = q.features - heads.rope if heads.rope else None
     if width is not None:
-        for leaf in (*query, *key):
-            least = heads.rope + 1 if leaf in query else width
-            if leaf.features < least:
-                raise ValueError(
-                    f"Each head of '{leaf.path}' must have at least {least} entries,"
-                    f" since {heads.rope} of the {q.features} entries of a query head"
-                    f" are rotary, got {leaf.features}. Check rope= and axis= of its"
-                    " optclip.Heads."
-                )
-    # Either the axis after the heads holds the features, or the last axis does.
-    last = {jnp.shape(flat.leaves[place.number])[-1] for place in (q, k)}
-    differ = q.features != k.features and len(last) > 1
-    if heads.head_dim is None and not heads.rope and differ:
+        _check_rotary(heads.rope, width, query, key)
+    elif heads.head_dim is None:
+        last = {jnp.shape(flat.leaves[index[leaf.path]])[-1] for leaf in (q, k)}
+        _check_features(name, q, k, last)
+    stack = () if heads.stacked is None else (q.layers,)
+    return Layer(name, query, key, (*stack, q.heads), k.heads, width)
+
+
+def _check_features(name: str, q: Place, k: Place, last: set[int]) -> None:
+    """Raise if query and key heads differ in size, whichever axis holds the features.
+
+    `last` is the set of lengths of the last axes.
+    """
+    if q.features != k.features and len(last) > 1:
         raise ValueError(
             f"The query and key heads of the layer '{name}' must have the same size,"
             f" got {q.features} in '{q.path}' and {k.features} in '{k.path}'. If the"
             " key leaf also holds values, or heads share a rotary key (MLA), pass"
             " rope= to its optclip.Heads; otherwise check axis=."
         )
-    stack = () if heads.stacked is None else (q.layers,)
-    return Layer(name, query, key, (*stack, q.heads), k.heads, width)
+
+
+def _check_rotary(rope: int, width: int, query: list[Place], key: list[Place]) -> None:
+    """Raise unless each head has the rotary entries, and each key the other entries."""
+    pairs = [(place, rope + 1) for place in query] + [(place, width) for place in key]
+    for place, least in pairs:
+        if place.features < least:
+            raise ValueError(
+                f"Each head of '{place.path}' must have at least {least} entries, since"
+                f" {rope} of the {width + rope} entries of a query head are rotary, got"
+                f" {place.features}. Check rope= and axis= of its optclip.Heads."
+            )
 
 
 def _place(

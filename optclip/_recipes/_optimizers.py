@@ -435,19 +435,9 @@ def spectra(
       Jiang, Semenov and Stich, *Enhancing LLM Training via Spectral Clipping*, 2026,
       arXiv:2603.14315; defaults and warm-up from its code.
     """
-    wanted = "an optax schedule, or None"
-    advice = _validate.static("learning_rate", learning_rate)
-    kinds = Callable, type(None)
-    _validate.kind("learning_rate", learning_rate, kinds, wanted, advice)
-    warmup = _validate.length("warmup", warmup, least=0)
-    if (learning_rate is None) == (warmup > 0):
-        raise ValueError(
-            "`learning_rate` and `warmup` must be passed together, got"
-            f" learning_rate={learning_rate!r} and warmup={warmup}. Pass both to raise"
-            " the caps during the warm-up, or neither."
-        )
+    warmup = _checked_warmup(learning_rate, warmup)
     wanted = "a function of a leaf's path, or None"
-    _validate.kind("transposed", transposed, kinds, wanted)
+    _validate.kind("transposed", transposed, (Callable, type(None)), wanted)
     reject_zero_after_moments("spectra", options)
     chosen = unwrapped(options)
 
@@ -472,9 +462,7 @@ def spectra(
     before = optax.identity()
     if max_gradient is not None:
         cap = capped("max_gradient", max_gradient, for_record("gradient", options))
-        before = masked(cap, lambda tree: jax.tree.map(
-            lambda x: len(getattr(x, "shape", ())) > 1, tree, is_leaf=_leaves.is_sparse
-        ))  # fmt: skip
+        before = masked(cap, _are_matrices)
     return optax.chain(
         before,
         transformation("inner", adam_if_none(inner)),
@@ -484,3 +472,24 @@ def spectra(
             chosen.get("mask"), chosen.get("axis_name"),
         ),
     )  # fmt: skip
+
+
+def _checked_warmup(learning_rate: Any, warmup: Any) -> int:
+    wanted = "an optax schedule, or None"
+    advice = _validate.static("learning_rate", learning_rate)
+    kinds = Callable, type(None)
+    _validate.kind("learning_rate", learning_rate, kinds, wanted, advice)
+    warmup = _validate.length("warmup", warmup, least=0)
+    if (learning_rate is None) == (warmup > 0):
+        raise ValueError(
+            "`learning_rate` and `warmup` must be passed together, got"
+            f" learning_rate={learning_rate!r} and warmup={warmup}. Pass both to raise"
+            " the caps during the warm-up, or neither."
+        )
+    return warmup
+
+
+def _are_matrices(tree: PyTree) -> PyTree:
+    return jax.tree.map(
+        lambda x: len(getattr(x, "shape", ())) > 1, tree, is_leaf=_leaves.is_sparse
+    )

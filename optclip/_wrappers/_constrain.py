@@ -86,22 +86,10 @@ def constrain(
             clip_state = second.init(_widened(params))
         for each in noted:
             _check_engine(each.engine)
-        # These return zeros, not parameters, in some steps.
-        kinds = optax.ApplyIfFiniteState, optax.MultiStepsState
-        for x in jax.tree.leaves(clip_state, is_leaf=lambda x: isinstance(x, kinds)):
-            if isinstance(x, kinds):
-                raise ValueError(
-                    "`clip` must not be inside a wrapper that returns zeros in some"
-                    f" steps, got a state of {type(x).__name__.removesuffix('State')}."
-                    " Wrap the result of constrain instead."
-                )
+        _check_wrappers(clip_state)
         inner_state = first.init(params)
-        is_clipping = isinstance(inner_state, ClipState) and not noted
-        if is_clipping and jax.tree.leaves(clip_state):
-            raise ValueError(
-                "`inner` is a clipping transformation, and `clip` has the state of an"
-                " optimizer. Exchange them: optclip.constrain(optimizer, clip)."
-            )
+        if isinstance(inner_state, ClipState) and not noted:
+            _check_order(clip_state)
         return ConstrainState(inner_state, clip_state)
 
     def update_fn(
@@ -164,14 +152,35 @@ def _check_engine(engine: Engine) -> None:
     response = engine.clip.response
     while isinstance(response, responses.Detached):
         response = response.response
-    zeroing = {
-        'nonfinite="zero"': engine.clip.nonfinite == "zero",
-        'response="drop"': isinstance(response, responses.Drop),
-    }
-    if bad := [option for option, is_set in zeroing.items() if is_set]:
+    if engine.clip.nonfinite == "zero":
+        bad = 'nonfinite="zero"'
+    elif isinstance(response, responses.Drop):
+        bad = 'response="drop"'
+    else:
+        return
+    raise ValueError(
+        f"`clip` must not have {bad}, which would set parameters to 0. Remove it:"
+        " constrain returns the update of `inner` where new parameters are not finite."
+        " To skip bad steps, wrap the result: optclip.skip(optclip.constrain(...))."
+    )
+
+
+def _check_order(clip_state: PyTree) -> None:
+    """Raise if `clip` has a state as an optimizer has, where `inner` only clips."""
+    if jax.tree.leaves(clip_state):
         raise ValueError(
-            f"`clip` must not have {bad[0]}, which would set parameters to 0. Remove"
-            " it: constrain returns the update of `inner` where new parameters are not"
-            " finite. To skip bad steps, wrap the result:"
-            " optclip.skip(optclip.constrain(...))."
+            "`inner` is a clipping transformation, and `clip` has the state of an"
+            " optimizer. Exchange them: optclip.constrain(optimizer, clip)."
         )
+
+
+def _check_wrappers(clip_state: PyTree) -> None:
+    """Raise if a wrapper of optax returns zeros, not parameters, in some steps."""
+    kinds = optax.ApplyIfFiniteState, optax.MultiStepsState
+    for x in jax.tree.leaves(clip_state, is_leaf=lambda x: isinstance(x, kinds)):
+        if isinstance(x, kinds):
+            name = type(x).__name__.removesuffix("State")
+            raise ValueError(
+                f"`clip` must not be inside a wrapper that returns zeros in some steps,"
+                f" got a state of {name}. Wrap the result of constrain instead."
+            )

@@ -204,25 +204,15 @@ def skip(
         norm_record = watch.recorded(decision, coefficients)
         seen = watch.after(state.skip_norm, decision, norm_record)
         in_a_row = _numerics.as_count(state.skip_finite)
-        flags = jax.tree.leaves(norm_record.clip_clipped)
-        # A step with a NaN as its limit is skipped too.
-        flags += map(jnp.isnan, jax.tree.leaves(norm_record.clip_threshold))
         # A fixed limit is never exceeded, and norm rules follow a change by learning.
-        is_off = _unless_after(max_consecutive, in_a_row, _any(flags))
+        is_off = _unless_after(max_consecutive, in_a_row, _is_above(norm_record))
         is_nonfinite = _any(jax.tree.leaves(norm_record.clip_nonfinite))
         memory, old = state.skip_loss, state.skip_record[watch.key]
-        record, has_loss = old, loss_rule is not None
-        _validate.require(
-            "state",
-            old,
-            (old.skip_loss is not None) == has_loss,
-            f"the state of a skip with{'' if has_loss else 'out'} max_loss",
-            "Pass the state returned by this transformation's init.",
-        )
+        _check_record(old, has_loss=loss_rule is not None)
+        record = old
         if loss_rule is not None:
-            loss: Any = passed_loss(extra_args, _WANTED)
-            _validate.require("value", loss, loss is not None, _WANTED, LOSS_ADVICE)
-            limit, memory = _loss_threshold(
+            loss = loss_in(extra_args)
+            limit, memory = loss_threshold(
                 loss_rule.value, memory, loss, norm_step,
                 updates, params, extra_args,
             )  # fmt: skip
@@ -268,11 +258,30 @@ def skip(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+def _check_record(record: SkipRecord, *, has_loss: bool) -> None:
+    """Raise if the record is from a `skip` that differs in `max_loss`."""
+    is_alike = (record.skip_loss is not None) == has_loss
+    _validate.require(
+        "state",
+        record,
+        is_alike,
+        f"the state of a skip with{'' if has_loss else 'out'} max_loss",
+        "Pass the state returned by this transformation's init.",
+    )
+
+
 def _unless_after(
     most: float | None, in_a_row: jax.Array, is_off: jax.Array
 ) -> jax.Array:
     """Return `is_off`, or False after `most` finite skips in a row."""
     return is_off if most in (None, math.inf) else is_off & (in_a_row < most)
+
+
+def _is_above(step: ClipRecord) -> jax.Array:
+    """Return whether a norm exceeds its threshold, or a threshold is NaN."""
+    flags = jax.tree.leaves(step.clip_clipped)
+    flags += [jnp.isnan(limit) for limit in jax.tree.leaves(step.clip_threshold)]
+    return _any(flags)
 
 
 def _any(flags: list[jax.Array]) -> jax.Array:
@@ -312,6 +321,17 @@ _ONE_LOSS = jax.tree.structure(0)
 _WANTED = "the loss, a real scalar, because max_loss is set"
 
 
+def loss_in(extra: dict[str, Any]) -> jax.Array:
+    """Return the loss that was passed to `update`.
+
+    Raises:
+      ValueError: There is none.
+    """
+    loss: Any = passed_loss(extra, _WANTED)
+    _validate.require("value", loss, loss is not None, _WANTED, LOSS_ADVICE)
+    return loss
+
+
 def _records_leaves(state: PyTree) -> bool:
     """Return whether clipping in a state records the norms of leaves."""
     records = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, ClipRecord))
@@ -320,7 +340,7 @@ def _records_leaves(state: PyTree) -> bool:
     )
 
 
-def _loss_threshold(
+def loss_threshold(
     rule: Rule,
     memory: PyTree,
     loss: jax.Array,
