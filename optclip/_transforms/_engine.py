@@ -374,9 +374,6 @@ def with_optional_state(
     if engine.needs_state:
         return optax.GradientTransformationExtraArgs(init, update)
 
-    rules = engine.rules.by_argument.values()
-    memory = [[()] * len(jax.tree.leaves(x, is_leaf=is_rule)) for x in rules]
-
     def init_fn(params: PyTree) -> ClipState | optax.EmptyState:
         if not engine.record and not all(
             isinstance(x, (bool, int, float, complex)) or hasattr(x, "dtype")
@@ -401,6 +398,8 @@ def with_optional_state(
                 ValueError if is_empty else TypeError,
             )
             return update(updates, state, params, **extra_args)
+        rules = engine.rules.by_argument.values()
+        memory = [[()] * len(jax.tree.leaves(x, is_leaf=is_rule)) for x in rules]
         blank = ClipState(jnp.zeros((), jnp.int32), memory, {})
         unused = init(updates) if engine.record else blank
         clipped, _ = update(updates, unused, params, **extra_args)

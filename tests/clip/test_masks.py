@@ -59,6 +59,15 @@ def test_pure_functions_apply_mask_and_keep_every_bit_of_other_leaves(name):
         helpers.assert_identical(clipped["frozen"], tree["frozen"])
 
 
+def test_norm_mask_excludes_leaf_from_group_norm():
+    mask = optclip.by_path(lambda path: path != "b")
+    groups = optclip.groups({"a": "x", "b": "x", "frozen": "y"})
+    tx = optclip.clip_by(1.0, over=groups, norm_mask=mask)
+    clipped, state = tx.update(TREE, tx.init(TREE))
+    assert optclip.metrics(state)["clip/norm/x"] == 3.0
+    np.testing.assert_allclose(clipped["b"], [4 / 3], rtol=1e-6)
+
+
 @pytest.mark.parametrize("over", ["leaf", optclip.singular_values()])
 def test_clip_mask_excludes_leaf_from_coefficients(over):
     tx = optclip.clip_by(1.0, over=over, clip_mask=BY_PATH, record="leaves")
